@@ -1,0 +1,1 @@
+"""What a training script imports to run on Pathways. Importing it imports no jax."""

@@ -1,0 +1,3 @@
+"""The version of both halves, launcher and runtime."""
+
+__version__ = "0.1.0"
