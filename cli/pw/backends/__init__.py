@@ -1,0 +1,63 @@
+"""The seam: what runs jobs. Both backends start from the same JobSet manifest."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import Protocol, cast
+
+from pw.errors import ConfigError
+from pw.specs import JobSpec, Plan
+from pw.status import JobRef, JobStatus, LogLine, LogQuery
+
+BACKENDS = {"local": "pw.backends.local:LocalBackend", "gke": "pw.backends.gke:GkeBackend"}
+
+
+class Backend(Protocol):
+    """Plans, starts and watches jobs. Every method but `plan` raises BackendError when what runs the jobs breaks."""
+
+    def plan(self, spec: JobSpec) -> Plan:
+        """What `submit` would send. Changes nothing. Raises SpecError for what this backend cannot run."""
+        ...
+
+    def submit(self, plan: Plan, *, replace: bool = False) -> JobRef:
+        """Starts the job and returns once it is recorded. Raises JobExistsError for a name in use; with `replace`, a
+        finished job of that name is deleted first."""
+        ...
+
+    def get(self, ref: JobRef) -> JobStatus:
+        """The job as it is now. Raises JobNotFoundError."""
+        ...
+
+    def list(self) -> list[JobStatus]:
+        """All jobs, newest first."""
+        ...
+
+    def cancel(self, ref: JobRef) -> None:
+        """Stops a job, honouring its grace period, and returns once it has stopped; of a finished one does nothing."""
+        ...
+
+    def delete(self, ref: JobRef) -> None:
+        """Removes a finished job's record, so that its name is free. Raises SpecError for one that still runs."""
+        ...
+
+    def logs(self, ref: JobRef, query: LogQuery) -> Iterator[LogLine]:
+        """Lines in order of time; with `follow` ends when the job has ended and its last line was given."""
+        ...
+
+    def wait(self, ref: JobRef, *, timeout_s: float | None = None) -> JobStatus:
+        """The final status. Raises WaitTimeoutError when the time is over."""
+        ...
+
+    def connect(self, ref: JobRef, port: int) -> AbstractContextManager[str]:
+        """`host:port` at which this machine reaches the head container port `port`, while the context lasts."""
+        ...
+
+
+def get(name: str) -> Backend:
+    """The backend called `name`. Raises ConfigError for any other than `local` and `gke`."""
+    if name not in BACKENDS:
+        raise ConfigError(f"backend {name!r} is unknown: want {' or '.join(BACKENDS)}")
+    module, _, attribute = BACKENDS[name].partition(":")
+    return cast(Backend, getattr(importlib.import_module(module), attribute)())

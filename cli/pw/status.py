@@ -1,0 +1,128 @@
+"""What a backend says of its jobs: references, states, pods, log lines. Frozen values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import datetime
+
+from pw.errors import SpecError
+
+
+@dataclass(frozen=True, slots=True)
+class JobRef:
+    """Where a job lives. `str()` gives `local://NAME` or `gke://PROJECT/LOCATION/CLUSTER/NAMESPACE/NAME`."""
+
+    backend: str
+    name: str
+    scope: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.backend}://{'/'.join((*self.scope, self.name))}"
+
+    @classmethod
+    def parse(cls, text: str, *, backend: str) -> JobRef:
+        """The reference in `text`, which is one that `str()` gave or the bare name of a job of `backend`."""
+        scheme, separator, rest = text.partition("://")
+        if not separator:
+            scheme, rest = backend, text
+        *scope, name = rest.split("/")
+        if not scheme or not name:
+            raise SpecError(f"{text!r} names no job: want NAME or BACKEND://NAME (pw job list)")
+        return cls(scheme, name, tuple(scope))
+
+
+class JobState(enum.StrEnum):
+    """Where a job stands; the last three are final."""
+
+    PENDING = "Pending"
+    SUSPENDED = "Suspended"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+    CANCELLED = "Cancelled"
+
+    @property
+    def final(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContainerStatus:
+    """One container: `state` is waiting, running or terminated; `restarts` counts those of this pod."""
+
+    name: str
+    state: str
+    restarts: int = 0
+    exit_code: int | None = None
+    reason: str = ""
+    started: datetime | None = None
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodStatus:
+    """One pod: `phase` as Kubernetes has it; `slice` and `host` are None for the head."""
+
+    name: str
+    phase: str
+    slice: int | None = None
+    host: int | None = None
+    reason: str = ""
+    containers: tuple[ContainerStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceStatus:
+    """One slice: `state` is pending, ready or down; ready when all `hosts` are."""
+
+    index: int
+    state: str
+    hosts: int
+    hosts_ready: int
+    restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job at one moment. Times are aware UTC; `exit_code` is the command's, once the job is over."""
+
+    ref: JobRef
+    state: JobState
+    reason: str = ""
+    compute_type: str = ""
+    num_slices: int = 0
+    created: datetime
+    started: datetime | None = None
+    finished: datetime | None = None
+    restarts: int = 0
+    max_restarts: int = 0
+    exit_code: int | None = None
+    slices: tuple[SliceStatus, ...] = ()
+    pods: tuple[PodStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogQuery:
+    """Which lines of a job: all containers of all pods and attempts unless narrowed.
+
+    `tail` counts lines of each container, `since` is an aware time, `slice` the index of a slice's workers,
+    `container` a container's name.
+    """
+
+    follow: bool = False
+    tail: int | None = None
+    since: datetime | None = None
+    slice: int | None = None
+    container: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line without its newline, and where it came from. `time` is aware UTC; `stream` is stdout or stderr."""
+
+    time: datetime
+    pod: str
+    container: str
+    stream: str
+    text: str
