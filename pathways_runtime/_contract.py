@@ -48,9 +48,7 @@ PATHWAYS_HEAD: Final = "PATHWAYS_HEAD"
 MEGASCALE_COORDINATOR: Final = "MEGASCALE_COORDINATOR_ADDRESS"
 MEGASCALE_NUM_SLICES: Final = "MEGASCALE_NUM_SLICES"
 MEGASCALE_SLICE_ID: Final = "MEGASCALE_SLICE_ID"
-JOB_COMPLETION_INDEX: Final = (
-    "JOB_COMPLETION_INDEX"  # set by Kubernetes in each pod of an Indexed Job: the host
-)
+JOB_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"  # set by Kubernetes in each pod of an Indexed Job: the host
 
 # Flags of the Pathways binaries (underscores, as the images spell them).
 FLAG_SERVER_PORT: Final = "server_port"

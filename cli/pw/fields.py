@@ -78,9 +78,7 @@ def row(
 def option_of(field: dataclasses.Field[Any]) -> Option:
     """The row that `row()` put on a field."""
     required = field.default is dataclasses.MISSING
-    return Option(
-        name=field.name, default=None if required else field.default, required=required, **field.metadata
-    )
+    return Option(name=field.name, default=None if required else field.default, required=required, **field.metadata)
 
 
 def _last(values: Sequence[str]) -> str:

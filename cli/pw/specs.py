@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pathways_runtime import _contract as contract
 from pathways_runtime._tpus import SliceShape
-from pw import fields, names, tpus
+
+from pw import checks, fields, names, tpus
 from pw.fields import Mount, Pairs, row
 
 JOB = "Job"
@@ -113,9 +113,7 @@ class JobSpec:
         panel=SHAPE,
         help="Chips of each slice by axis, such as 4x4.",
     )
-    num_slices: int = row(
-        "--num-slices", text=fields.INTEGER, default=1, panel=SHAPE, help="Number of slices."
-    )
+    num_slices: int = row("--num-slices", text=fields.INTEGER, default=1, panel=SHAPE, help="Number of slices.")
 
     queue: str = row("--queue", "-q", text=fields.TEXT, default="", panel=QUEUE, help="Kueue LocalQueue.")
     priority: str = row(
@@ -146,9 +144,7 @@ class JobSpec:
         panel=QUEUE,
         help="Placement policy of the worker nodes.",
     )
-    spot: bool = row(
-        "--spot", text=fields.FLAG, default=False, panel=QUEUE, help="Run the workers on Spot nodes."
-    )
+    spot: bool = row("--spot", text=fields.FLAG, default=False, panel=QUEUE, help="Run the workers on Spot nodes.")
     gke_nap_provisioning: str = row(
         "--gke-nap-provisioning",
         text=fields.TEXT,
@@ -309,7 +305,7 @@ class JobSpec:
         fields.check_counts(
             self, at_least_0=("grace_period_s", "pathways_elastic_slices", "pathways_max_slice_restarts")
         )
-        fields.check_job(self)
+        checks.check_job(self)
         tpus.resolve(self.compute_type, self.topology)
 
     @property
