@@ -1,0 +1,166 @@
+"""All that `pw` prints: data on stdout, talk on stderr. The only user of rich, which it imports when it needs it.
+
+What a user or a job wrote is never taken for markup. On a terminal there is colour, unless NO_COLOR is set; into a pipe
+goes plain text with nothing cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import json
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PREFIX_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
+
+
+class OutputClosedError(Exception):
+    """Who read our stdout has gone; nothing is left to say."""
+
+
+def out(text: str = "", *, end: str = "\n") -> None:
+    """Writes data to stdout at once. Raises OutputClosedError when nobody reads it."""
+    try:
+        sys.stdout.write(text + end)
+        sys.stdout.flush()
+    except BrokenPipeError as exc:
+        raise OutputClosedError from exc
+
+
+def say(text: str) -> None:
+    """Tells the user something on stderr."""
+    _talk("", "", text)
+
+
+def warn(text: str) -> None:
+    """Tells the user of something that is likely not meant."""
+    _talk("warning: ", "bold yellow", text)
+
+
+def error(text: str, hints: Sequence[str] = ()) -> None:
+    """Tells the user what went wrong, and what to do next on lines of their own."""
+    _talk("error: ", "bold red", text)
+    for hint in hints:
+        _talk("", "", f"  {hint}")
+
+
+def _talk(label: str, style: str, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stderr.write(f"{_coloured(label, style, sys.stderr) if label else ''}{text}\n")
+        sys.stderr.flush()
+
+
+def json_value(value: Any) -> Any:
+    """`value` as JSON has it: dataclasses as objects, times in ISO 8601, enumerations by value, references as text."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if type(value).__str__ is not object.__str__:
+            return str(value)
+        return {field.name: json_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): json_value(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [json_value(item) for item in value]
+    return value
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    out(json.dumps(json_value(value), indent=2, ensure_ascii=False))
+
+
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, json: bool = False, records: Sequence[Any] | None = None
+) -> None:
+    """Rows under column names on stdout; with `json` the `records`, or the rows by column where none are given."""
+    if json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows] if records is None else records)
+    elif _is_terminal(sys.stdout):
+        _rich_table(columns, rows)
+    else:
+        _plain_table(columns, rows)
+
+
+def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [columns, *([" ".join(cell.split()) for cell in row] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    for line in lines:
+        out("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        drawn.add_column(Text(column), overflow="fold")
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    console = _console(sys.stdout)
+    with console.capture() as drawing:
+        console.print(drawn)
+    out(drawing.get(), end="")
+
+
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
+    """Shows on a terminal's stderr that long work goes on; gives a function that changes the text."""
+    if not _is_terminal(sys.stderr):
+        say(text)
+        yield lambda _text: None
+        return
+    from rich.text import Text
+
+    with _console(sys.stderr).status(Text(text)) as status:
+        yield lambda text: status.update(Text(text))
+
+
+class LogPrinter:
+    """Prints log lines on stdout as `POD/CONTAINER | TEXT`, each container in a colour of its own on a terminal."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[tuple[str, str], str] = {}
+
+    def line(self, pod: str, container: str, text: str) -> None:
+        """One line. The text goes out as the job wrote it."""
+        prefix = self._prefixes.get((pod, container))
+        if prefix is None:
+            # By name and not by order of appearance, so that a container keeps its colour from one command to the next.
+            colour = _PREFIX_COLOURS[zlib.crc32(f"{pod}/{container}".encode()) % len(_PREFIX_COLOURS)]
+            prefix = _coloured(f"{pod}/{container} |", colour, sys.stdout)
+            self._prefixes[pod, container] = prefix
+        out(f"{prefix} {text}")
+
+
+def _is_terminal(stream: Any) -> bool:
+    return bool(stream.isatty())
+
+
+def _console(stream: Any) -> Console:
+    from rich.console import Console
+
+    return Console(file=stream, highlight=False, markup=False, emoji=False)
+
+
+def _coloured(text: str, style: str, stream: Any) -> str:
+    if not _is_terminal(stream) or os.environ.get("NO_COLOR"):
+        return text
+    from rich.color import ColorSystem
+    from rich.style import Style
+
+    if _console(stream).color_system is None:
+        return text
+    return Style.parse(style).render(text, color_system=ColorSystem.STANDARD)
