@@ -27,9 +27,9 @@ _NEVER: Final = -1  # the generation of a stamp that was taken while its slice w
 class Device:
     """One device as JAX sees it.
 
-    `coords` are the chip's (x, y, z) in its slice, z = 0 where a generation has two dimensions. `host` counts within the
-    slice, `task` over all slices. `local_hardware_id` counts within the host. A chip of `tpu7x` is two devices, told
-    apart by `core_on_chip`, each with half of the chip's memory.
+    `coords` are the chip's (x, y, z) in its slice, z = 0 where a generation has two dimensions. `host` counts within
+    the slice, `task` over all slices. `local_hardware_id` counts within the host. A chip of `tpu7x` is two devices,
+    told apart by `core_on_chip`, each with half of the chip's memory.
     """
 
     id: int
@@ -79,13 +79,13 @@ class Topology:
     @property
     def devices_per_slice(self) -> int:
         """JAX devices in each slice."""
-        return self.shape.devices
+        return self.shape.jax_devices
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
         """All devices in order of id: slice by slice, host by host, chip by chip, core by core."""
         places = tuple(self._places_of_slice())
-        hbm_bytes = self.shape.hbm_bytes_per_device
+        hbm_bytes = (self.shape.hbm_gib_per_chip << 30) // self.shape.generation.jax_devices_per_chip
         devices: list[Device] = []
         for slice_index in range(self.num_slices):
             for host, local, coords, core in places:
@@ -115,14 +115,14 @@ class Topology:
 
     def _places_of_slice(self) -> Iterable[tuple[int, int, tuple[int, int, int], int]]:
         """(host, local hardware id, coords, core) of each device of a slice, in order of id."""
-        sides = _three_sides(self.shape.topology)
+        sides = _three_sides(self.shape.dims)
         block = host_block(sides, self.shape.chips_per_host)
         hosts = _points(tuple(math.ceil(side / edge) for side, edge in zip(sides, block, strict=True)))
         for host, (bx, by, bz) in enumerate(hosts):
             local = 0
             for x, y, z in _points(block):
                 coords = (bx * block[0] + x, by * block[1] + y, bz * block[2] + z)
-                for core in range(self.shape.devices_per_chip):
+                for core in range(self.shape.generation.jax_devices_per_chip):
                     yield host, local, coords, core
                     local += 1
 
@@ -175,7 +175,7 @@ class Slices:
             return self._generations[index]
 
     def stamp(self, slice_indices: Iterable[int]) -> Stamp:
-        """The present life of each of these slices, to be asked about later. That of a slice that is down is lost already."""
+        """The present life of each of these slices, to ask about later. That of a slice that is down is lost already."""
         with self._changed:
             return tuple((i, self._generations[i] if self._up[i] else _NEVER) for i in sorted(set(slice_indices)))
 
@@ -200,7 +200,7 @@ class Slices:
             self._tell(index, True, "")
 
     def mark_down(self, index: int, reason: str) -> None:
-        """The slice is lost with all that lived on it. Of a slice that is down already only the reason stays as it was."""
+        """The slice is lost with all that lived on it. One that is down already keeps its reason."""
         with self._telling:
             with self._changed:
                 if not self._up[index]:
