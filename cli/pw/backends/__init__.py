@@ -17,6 +17,11 @@ BACKENDS = {"local": "pw.backends.local:LocalBackend", "gke": "pw.backends.gke:G
 class Backend(Protocol):
     """Plans, starts and watches jobs. Every method but `plan` raises BackendError when what runs the jobs breaks."""
 
+    @property
+    def name(self) -> str:
+        """What `--backend` and references call it."""
+        ...
+
     def plan(self, spec: JobSpec) -> Plan:
         """What `submit` would send. Changes nothing. Raises SpecError for what this backend cannot run."""
         ...
