@@ -1,0 +1,119 @@
+"""Jobs kept in files: the fields of a JobSpec in YAML, under the names of their flags in snake case.
+
+Every scalar is the text that stands in the file, whatever YAML would make of it, and is read as the flag would read it:
+`1e-5`, `0o17` and `y` stay what they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pw import fields, specs
+from pw.errors import SpecError
+from pw.fields import Option
+
+if TYPE_CHECKING:
+    import yaml
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The fields that the file gives, parsed, as `JobSpec` takes them. Raises SpecError with file and line."""
+    root = _root(path)
+    options = {option.key: option for option in specs.options()}
+    found: dict[str, Any] = {}
+    for key, value in _items(root, path) if root else ():
+        if key.value not in options:
+            raise SpecError(f"{_place(path, key)}: key {key.value!r} is unknown: {_nearest(key.value, options)}")
+        option = options[key.value]
+        if option.name in found:
+            raise SpecError(f"{_place(path, key)}: key {key.value!r} is given twice")
+        try:
+            texts = _texts(option, value)
+            found[option.name] = option.text.read(texts) if texts else option.default
+        except ValueError as exc:
+            raise SpecError(f"{_place(path, key)}: {key.value}: {exc}") from exc
+    return found
+
+
+def write(spec: specs.JobSpec) -> str:
+    """A file from which `read` gives the fields of an equal spec. Fields that have their default are left out."""
+    import yaml
+
+    content: dict[str, Any] = {}
+    for option in specs.options():
+        value = getattr(spec, option.name)
+        if option.required or value != option.default:
+            content[option.key] = _plain(option, value)
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=10**9)
+
+
+def _plain(option: Option, value: Any) -> Any:
+    if option.text.kind in (int, bool):
+        return value
+    texts = option.text.write(value)
+    return texts if option.text.repeatable else texts[0]
+
+
+def _root(path: Path) -> yaml.MappingNode | None:
+    import yaml
+
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SpecError(f"spec file {str(path)!r} cannot be read: {exc}") from exc
+    except yaml.YAMLError as exc:
+        raise SpecError(f"spec file {str(path)!r} is not YAML: {exc}") from exc
+    if root is not None and not isinstance(root, yaml.MappingNode):
+        raise SpecError(f"{_place(path, root)}: want keys such as name and compute_type, each with its value")
+    return root
+
+
+def _items(root: yaml.MappingNode, path: Path) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    import yaml
+
+    for key, _ in root.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise SpecError(f"{_place(path, key)}: a key is a word, such as num_slices")
+    items: list[tuple[yaml.ScalarNode, yaml.Node]] = root.value
+    return items
+
+
+def _place(path: Path, node: yaml.Node) -> str:
+    return f"{path}, line {node.start_mark.line + 1}"
+
+
+def _nearest(key: str, options: dict[str, Option]) -> str:
+    names = {flag.lstrip("-").replace("-", "_"): name for name, option in options.items() for flag in option.flags}
+    near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
+    return f"did you mean {names[near[0]]!r}?" if near else f"want one of {', '.join(options)}"
+
+
+def _texts(option: Option, node: yaml.Node) -> list[str]:
+    """What would have been typed, one string for each time the flag is given; none for a key without a value."""
+    import yaml
+
+    if isinstance(node, yaml.ScalarNode):
+        return [] if node.value == "" and node.style is None else [node.value]
+    if not option.text.repeatable:
+        raise ValueError("want one value")
+    if isinstance(node, yaml.SequenceNode):
+        return [_scalar(item) for item in node.value]
+    if option.text is not fields.PAIRS:
+        raise ValueError("want a value or a list of values")
+    return [_pair(_scalar(name), _scalar(value)) for name, value in node.value]
+
+
+def _scalar(node: yaml.Node) -> str:
+    import yaml
+
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError("want plain values, not lists or mappings inside")
+    return str(node.value)
+
+
+def _pair(name: str, value: str) -> str:
+    if "=" in name:
+        raise ValueError(f"name {name!r} has an equals sign")
+    return f"{name}={value}"
