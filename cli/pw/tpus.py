@@ -72,7 +72,9 @@ def follow_node_pools(shape: SliceShape, pools: Iterable[NodePool]) -> Resolutio
     for other in _tpus.shapes(shape.generation.name):
         pool = next((pool for pool in pools if _has(pool, other)), None)
         if pool is not None and other.topology == shape.topology:
-            return Resolution(other, f"{shape.topology} runs on {_hosts(other)}, as node pool {pool.name!r} has them")
+            return Resolution(
+                other, f"{shape.topology} is taken as {_hosts_of(other)}, as node pool {pool.name!r} has them"
+            )
     return Resolution(shape)
 
 
@@ -178,13 +180,16 @@ def _choose(typed: _Typed, found: Sequence[SliceShape]) -> Resolution:
     others = tuple(other for other in found if other is not shape)
     if not others:
         return Resolution(shape)
-    note = f"{typed.text} is {shape.topology} on {_hosts(shape)}; for {_hosts(others[0])} type {others[0]}"
+    note = f"{typed.text} is taken as {_hosts_of(shape)}; for {_hosts_of(others[0])} type {others[0]}"
     return Resolution(shape, note, others)
 
 
 def _hosts(shape: SliceShape) -> str:
-    plural = "s" if shape.hosts > 1 else ""
-    return f"{shape.hosts} {shape.chips_per_host}-chip host{plural} ({shape.machine_type})"
+    return "1 host" if shape.hosts == 1 else f"{shape.hosts} hosts"
+
+
+def _hosts_of(shape: SliceShape) -> str:
+    return f"{_hosts(shape)} of {shape.chips_per_host} chips"
 
 
 def _by_number(typed: _Typed, machines: Sequence[MachineType], topology: str) -> Resolution:
@@ -214,19 +219,19 @@ def _of_hosts(typed: _Typed, found: Sequence[SliceShape]) -> Sequence[SliceShape
         return found
     fitting = [shape for shape in found if shape.hosts == typed.hosts]
     if not fitting:
-        names = " or ".join(_hosts(shape) for shape in found)
+        names = " or ".join(_hosts_of(shape) for shape in found)
         raise SpecError(f"compute type {typed.text!r} has not {typed.hosts} hosts: {found[0].topology} is {names}")
     return fitting
 
 
 def _readings(generation: Generation, number: int) -> dict[str, int]:
-    """Chips that `number` means, by the tool that reads it so."""
-    if generation.tensorcores_per_chip == 1 or (generation.name, number) == ("v4", 8):
-        return {"all": number // generation.tensorcores_per_chip}
+    """Chips that `number` means, by who reads it so. One reading where a chip is a core."""
     by_cores = number // generation.tensorcores_per_chip
-    if generation.name == "tpu7x":
-        return {"xpk, axlearn and MaxText (TensorCores)": by_cores, "read as chips": number}
-    return {"xpk, axlearn and MaxText (TensorCores)": by_cores, "gcluster (chips)": number}
+    # gcluster halves the literal v4-8, and no other name.
+    if by_cores == number or (generation.name, number) == ("v4", 8):
+        return {"all tools": by_cores}
+    by_chips = "read as chips; gcluster wants a topology" if generation.name == "tpu7x" else "gcluster: chips"
+    return {"xpk, axlearn and MaxText: TensorCores": by_cores, by_chips: number}
 
 
 def _default_topology(machines: Sequence[MachineType], chips: int) -> str | None:
@@ -236,15 +241,15 @@ def _default_topology(machines: Sequence[MachineType], chips: int) -> str | None
 
 
 def _ambiguous(typed: _Typed, machines: Sequence[MachineType], readings: dict[str, int]) -> SpecError:
-    lines: list[str] = []
-    for tool, chips in readings.items():
-        topology = _default_topology(machines, chips)
-        if topology is not None:
-            shape = _choose(typed, _of_topology(typed, machines, topology)).shape
-            lines.append(f"{tool}: {topology}, {chips} chips, {_hosts(shape)}: type {shape}")
-    if not lines:
+    found = {reader: _default_topology(machines, chips) for reader, chips in readings.items()}
+    shapes = {reader: _of_topology(typed, machines, topology)[0] for reader, topology in found.items() if topology}
+    if not shapes:
         return _no_such_number(typed, machines)
-    return SpecError(f"compute type {typed.text!r} means different slices to different tools", hints=tuple(lines))
+    meanings = " or ".join(
+        f"{shape.topology}, {shape.chips} chips, {_hosts(shape)} ({reader})" for reader, shape in shapes.items()
+    )
+    names = " or ".join(str(shape) for shape in shapes.values())
+    return SpecError(f"compute type {typed.text!r} means different slices to different tools: {meanings}; type {names}")
 
 
 def _no_such_number(typed: _Typed, machines: Sequence[MachineType]) -> SpecError:

@@ -12,7 +12,7 @@ from pathways_runtime._tpus import SliceShape
 from pw import console
 from pw.errors import SpecError
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 _COLUMNS = ("NAME", "TOPOLOGY", "CHIPS", "HOSTS", "MACHINE TYPE", "JAX DEVICES", "INSTANCE TYPE")
 
@@ -44,7 +44,7 @@ def _generation(text: str) -> str:
     names = {name: each.name for each in _tpus.generations() for name in (each.name, *each.aliases)}
     if text.lower() in names:
         return names[text.lower()]
-    near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(text.lower(), names, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]!r}? " if near else ""
     known = ", ".join(each.name for each in _tpus.generations())
     raise SpecError(f"TPU generation {text!r} is unknown: {hint}want one of {known} (pw tpus)")
