@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
+from pw import config
+from pw.config import Settings
 from pw.errors import ConfigError
 from pw.specs import JobSpec, Plan
 from pw.status import JobRef, JobStatus, LogLine, LogQuery
@@ -60,9 +62,10 @@ class Backend(Protocol):
         ...
 
 
-def get(name: str) -> Backend:
-    """The backend called `name`. Raises ConfigError for any other than `local` and `gke`."""
+def get(name: str, settings: Settings | None = None) -> Backend:
+    """The backend called `name`, under `settings` or those of this process. Raises ConfigError for an unknown name."""
     if name not in BACKENDS:
         raise ConfigError(f"backend {name!r} is unknown: want {' or '.join(BACKENDS)}")
     module, _, attribute = BACKENDS[name].partition(":")
-    return cast(Backend, getattr(importlib.import_module(module), attribute)())
+    factory = getattr(importlib.import_module(module), attribute)
+    return cast(Backend, factory(settings or config.load()))
