@@ -73,5 +73,10 @@ READY_FD: Final = "PW_READY_FD"
 # Set in every process of a local job, and inherited by what it starts: how strays are found and ended.
 LOCAL_JOB_UID: Final = "PW_LOCAL_JOB_UID"
 
+# How an emulator process ends. Ended by SIGTERM or SIGINT: 128 + signal and never 0, as Kubernetes takes 0 for a job
+# that is finished, and would neither restart the worker nor fail the job.
+EXIT_BAD_FLAGS: Final = 2  # a flag or variable is wrong; nothing was started
+EXIT_RESOURCE_MANAGER_LOST: Final = 69  # it cannot be reached, is gone, or refused: a restart may help
+
 # What a proxy's `GetVersion`/`Init` answers name themselves by; the client prefixes "proxy/".
 RUNTIME_TYPE: Final = "pathways"

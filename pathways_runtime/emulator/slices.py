@@ -169,13 +169,13 @@ class Slices:
         with self._changed:
             return self._up[index]
 
-    def generation(self, index: int) -> int:
-        """How often the slice has been lost."""
+    def state(self, index: int) -> tuple[bool, int, str]:
+        """(is it up, how often it has been lost, why it was lost last)."""
         with self._changed:
-            return self._generations[index]
+            return self._up[index], self._generations[index], self._reasons[index]
 
     def stamp(self, slice_indices: Iterable[int]) -> Stamp:
-        """The present life of each of these slices, to ask about later. That of a slice that is down is lost already."""
+        """The present life of each of these slices, to ask about later. Of a slice that is down it is lost already."""
         with self._changed:
             return tuple((i, self._generations[i] if self._up[i] else _NEVER) for i in sorted(set(slice_indices)))
 

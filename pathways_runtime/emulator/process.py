@@ -1,0 +1,80 @@
+"""What every process of the emulator does alike: say what happens, tell that it listens, end on a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from types import FrameType, TracebackType
+from typing import Final, Self
+
+from pathways_runtime import _contract
+
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+def say(message: str) -> None:
+    """Writes one line with the time to stderr, where Pathways' containers write their logs."""
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+    # One write for each line: several threads and processes share this stream.
+    sys.stderr.write(f"{stamp}.{int(now % 1 * 1000):03d}Z {message}\n")
+    sys.stderr.flush()
+
+
+def report_ready(port: int) -> None:
+    """Tells who started this process, if they asked (`_contract.READY_FD`), that it listens on `port`."""
+    descriptor = os.environ.pop(_contract.READY_FD, "")
+    if not descriptor:
+        return
+    try:
+        with open(int(descriptor), "w", encoding="utf-8") as pipe:
+            pipe.write(json.dumps({"port": port}) + "\n")
+    except (OSError, ValueError) as error:
+        say(f"{_contract.READY_FD}={descriptor!r} cannot be written to ({error}); going on")
+
+
+class StopSignals:
+    """SIGTERM and SIGINT as something to wait on. Only in the main thread, and once in a process.
+
+    Its file descriptor becomes readable with the first of them, so that `select` sees a signal as it sees a peer.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+
+    def __enter__(self) -> Self:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, _leave_it_to_the_pipe)
+        signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.set_wakeup_fd(-1)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def fileno(self) -> int:
+        """What `select` watches."""
+        return self._reader
+
+    def wait(self) -> signal.Signals:
+        """Blocks until a stop signal comes, and returns it."""
+        while True:
+            number = os.read(self._reader, 1)[0]
+            if number in _STOP_SIGNALS:
+                return signal.Signals(number)
+
+
+def exit_code(received: signal.Signals) -> int:
+    """128 + signal, never 0: Kubernetes takes a worker or head that ends with 0 for one that has finished its job."""
+    return 128 + received
+
+
+def _leave_it_to_the_pipe(number: int, frame: FrameType | None) -> None:
+    """A handler must exist for the wake-up descriptor to be written to."""
