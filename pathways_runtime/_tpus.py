@@ -142,11 +142,12 @@ def machine_types() -> tuple[MachineType, ...]:
 @cache
 def shapes(generation: str | None = None) -> tuple[SliceShape, ...]:
     """The shapes of all generations, or of the one called `generation`, in the order of the table."""
+    if generation is not None:
+        return tuple(shape for shape in shapes() if shape.generation.name == generation)
     return tuple(
         SliceShape(machine.generation, machine, topology)
         for machine in machine_types()
         for topology in machine.topologies
-        if generation in (None, machine.generation.name)
     )
 
 

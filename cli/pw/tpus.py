@@ -177,19 +177,23 @@ def _without_topology(typed: _Typed, machines: Sequence[MachineType]) -> Resolut
 def _choose(typed: _Typed, found: Sequence[SliceShape]) -> Resolution:
     """Of shapes of one topology, the one with 4-chip hosts."""
     shape = next((shape for shape in found if shape.chips_per_host == 4), found[0])
-    others = tuple(other for other in found if other is not shape)
+    others = tuple(other for other in found if other != shape)
     if not others:
         return Resolution(shape)
     note = f"{typed.text} is taken as {_hosts_of(shape)}; for {_hosts_of(others[0])} type {others[0]}"
     return Resolution(shape, note, others)
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("s" if number != 1 else "")
+
+
 def _hosts(shape: SliceShape) -> str:
-    return "1 host" if shape.hosts == 1 else f"{shape.hosts} hosts"
+    return _count(shape.hosts, "host")
 
 
 def _hosts_of(shape: SliceShape) -> str:
-    return f"{_hosts(shape)} of {shape.chips_per_host} chips"
+    return f"{_hosts(shape)} of {_count(shape.chips_per_host, 'chip')}"
 
 
 def _by_number(typed: _Typed, machines: Sequence[MachineType], topology: str) -> Resolution:
@@ -220,7 +224,9 @@ def _of_hosts(typed: _Typed, found: Sequence[SliceShape]) -> Sequence[SliceShape
     fitting = [shape for shape in found if shape.hosts == typed.hosts]
     if not fitting:
         names = " or ".join(_hosts_of(shape) for shape in found)
-        raise SpecError(f"compute type {typed.text!r} has not {typed.hosts} hosts: {found[0].topology} is {names}")
+        raise SpecError(
+            f"compute type {typed.text!r} cannot have {_count(typed.hosts, 'host')}: {found[0].topology} is {names}"
+        )
     return fitting
 
 
@@ -246,10 +252,12 @@ def _ambiguous(typed: _Typed, machines: Sequence[MachineType], readings: dict[st
     if not shapes:
         return _no_such_number(typed, machines)
     meanings = " or ".join(
-        f"{shape.topology}, {shape.chips} chips, {_hosts(shape)} ({reader})" for reader, shape in shapes.items()
+        f"{shape.topology}, {_count(shape.chips, 'chip')}, {_hosts(shape)} ({reader})"
+        for reader, shape in shapes.items()
     )
     names = " or ".join(str(shape) for shape in shapes.values())
-    return SpecError(f"compute type {typed.text!r} means different slices to different tools: {meanings}; type {names}")
+    differs = "means different slices to different tools" if len(shapes) > 1 else "names a slice to some tools only"
+    return SpecError(f"compute type {typed.text!r} {differs}: {meanings}; type {names}")
 
 
 def _no_such_number(typed: _Typed, machines: Sequence[MachineType]) -> SpecError:
@@ -259,6 +267,6 @@ def _no_such_number(typed: _Typed, machines: Sequence[MachineType]) -> SpecError
     topology = _default_topology(machines, near)
     generation = machines[0].generation
     return SpecError(
-        f"compute type {typed.text!r} is not a {generation} shape: the nearest is {generation}:{topology} with {near} "
-        f"chips (pw tpus {generation})"
+        f"compute type {typed.text!r} is not a {generation} shape: the nearest is {generation}:{topology} with "
+        f"{_count(near, 'chip')} (pw tpus {generation})"
     )
