@@ -19,7 +19,7 @@ try:
     import typer.main
 except ModuleNotFoundError:
     # The plain install, which an image of a workload may have.
-    sys.exit("error: pw needs the launcher's packages\n  pip install 'pathways-launcher[local]', or [gke] for a cluster")
+    sys.exit("error: pw needs the launcher's packages\n  pip install 'pathways-launcher[local]' (or [gke])")
 
 from pw import console
 from pw.errors import PwError

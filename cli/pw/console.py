@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from pw.status import LogLine
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -129,20 +131,28 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
 
 class LogPrinter:
-    """Prints log lines on stdout as `POD/CONTAINER | TEXT`, each container in a colour of its own on a terminal."""
+    """Prints log lines on stdout as `POD/CONTAINER | TEXT`, each container in a colour of its own on a terminal; with
+    `json` as an object a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, json: bool = False) -> None:
+        self._json = json
         self._prefixes: dict[tuple[str, str], str] = {}
 
-    def line(self, pod: str, container: str, text: str) -> None:
-        """One line. The text goes out as the job wrote it."""
-        prefix = self._prefixes.get((pod, container))
-        if prefix is None:
+    def line(self, line: LogLine) -> None:
+        """One line. Its text goes out as the job wrote it."""
+        if self._json:
+            out(json.dumps(json_value(line), ensure_ascii=False))
+        else:
+            out(f"{self._prefix(line.pod, line.container)} {line.text}")
+
+    def _prefix(self, pod: str, container: str) -> str:
+        found = self._prefixes.get((pod, container))
+        if found is None:
             # By name and not by order of appearance, so that a container keeps its colour from one command to the next.
             colour = _PREFIX_COLOURS[zlib.crc32(f"{pod}/{container}".encode()) % len(_PREFIX_COLOURS)]
-            prefix = _coloured(f"{pod}/{container} |", colour, sys.stdout)
-            self._prefixes[pod, container] = prefix
-        out(f"{prefix} {text}")
+            found = _coloured(f"{pod}/{container} |", colour, sys.stdout)
+            self._prefixes[pod, container] = found
+        return found
 
 
 def _is_terminal(stream: Any) -> bool:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pathways_runtime._tpus import SliceShape
-
 from pw import checks, fields, names, tpus
 from pw.fields import Mount, Pairs, row
 
@@ -68,8 +67,8 @@ class JobSpec:
         text=fields.MOUNTS,
         default=(),
         panel=JOB,
-        help="SOURCE:TARGET[:ro|rw] in head and workers; SOURCE is gs://BUCKET[/PATH], pvc://CLAIM, a claim's name, "
-        "filestore://INSTANCE/SHARE or a host path.",
+        help="SOURCE:TARGET[:ro|rw] in head and workers; SOURCE is gs://BUCKET or gs://BUCKET/PATH, pvc://CLAIM, "
+        "a claim's name, filestore://INSTANCE/SHARE or a host path.",
     )
     shm_size: str = row(
         "--shm-size",

@@ -1,0 +1,104 @@
+"""The verbs: what a terminal can do with a job, for Python. Each takes a Backend, knows no cluster and prints nothing.
+
+    from pw import backends, jobs
+    from pw.specs import JobSpec
+
+    backend = backends.get("local")
+    job = jobs.submit(backend, JobSpec(name="digits", compute_type="v6e-8", command="python train.py"))
+    status = jobs.wait(backend, job)
+
+A job is given as a JobRef, as the text of one, by its name alone, or as None for the newest.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections import deque
+from collections.abc import Collection, Iterator
+
+from pathways_runtime import _contract
+from pw.backends import Backend
+from pw.errors import JobFailedError, JobNotFoundError
+from pw.specs import JobSpec, Plan
+from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
+
+Job = JobRef | str | None
+
+
+def submit(backend: Backend, work: JobSpec | Plan, *, replace: bool = False) -> JobRef:
+    """Starts a job. With `replace` a finished job of its name is deleted first. Raises JobExistsError for a name in
+    use, SpecError for what the backend cannot run."""
+    return backend.submit(work if isinstance(work, Plan) else backend.plan(work), replace=replace)
+
+
+def find(backend: Backend, job: Job = None) -> JobRef:
+    """The reference of `job`, unchecked unless it is the newest."""
+    if isinstance(job, JobRef):
+        return job
+    return newest(backend).ref if job is None else JobRef.parse(job, backend=backend.name)
+
+
+def newest(backend: Backend) -> JobStatus:
+    """The job that was submitted last. Raises JobNotFoundError when there is none."""
+    statuses = backend.list()
+    if not statuses:
+        raise JobNotFoundError(f"there is no job on backend {backend.name!r} yet", hints=("pw job submit --help",))
+    return statuses[0]
+
+
+def get(backend: Backend, job: Job = None) -> JobStatus:
+    """The job as it is now. Raises JobNotFoundError."""
+    return newest(backend) if job is None else backend.get(find(backend, job))
+
+
+def list(backend: Backend, *, states: Collection[JobState] = (), name_contains: str = "") -> builtins.list[JobStatus]:
+    """All jobs, newest first, or those in one of `states` and with `name_contains` in the name."""
+    return [
+        status
+        for status in backend.list()
+        if name_contains in status.ref.name and (not states or status.state in states)
+    ]
+
+
+def logs(backend: Backend, job: Job = None, query: LogQuery | None = None) -> Iterator[LogLine]:
+    """Lines in order of time; with `follow` ends when the job does. Raises JobNotFoundError."""
+    return backend.logs(find(backend, job), query or LogQuery())
+
+
+def wait(backend: Backend, job: Job = None, *, timeout_s: float | None = None) -> JobStatus:
+    """The final status, whatever it is. Raises WaitTimeoutError; the job goes on then."""
+    return backend.wait(find(backend, job), timeout_s=timeout_s)
+
+
+def cancel(backend: Backend, job: Job = None) -> JobRef:
+    """Stops a job within its grace period and returns once it has stopped; of a finished one does nothing."""
+    ref = find(backend, job)
+    backend.cancel(ref)
+    return ref
+
+
+def delete(backend: Backend, job: Job = None) -> JobRef:
+    """Removes a finished job's record. Raises SpecError for one that still runs."""
+    ref = find(backend, job)
+    backend.delete(ref)
+    return ref
+
+
+def check(backend: Backend, status: JobStatus, *, tail: int = 10) -> None:
+    """Raises JobFailedError for a job that ended and did not succeed: with its exit code, the last `tail` lines of its
+    command and where the rest is."""
+    if not status.state.final or status.state is JobState.SUCCEEDED:
+        return
+    verb = "was cancelled" if status.state is JobState.CANCELLED else "failed"
+    why = f": {status.reason}" if status.reason else ""
+    code = "" if status.exit_code is None else f" (exit code {status.exit_code})"
+    raise JobFailedError(
+        f"job {status.ref.name!r} {verb}{why}{code}",
+        exit_code=status.exit_code or 1,
+        hints=(*_last_lines(backend, status.ref, tail), f"pw job logs {status.ref}", f"pw job status {status.ref}"),
+    )
+
+
+def _last_lines(backend: Backend, ref: JobRef, count: int) -> builtins.list[str]:
+    query = LogQuery(tail=count, container=_contract.USER_CONTAINER)
+    return [f"{line.pod}/{line.container} | {line.text}" for line in deque(backend.logs(ref, query), maxlen=count)]
