@@ -229,6 +229,16 @@ class Slices:
         with self._changed:
             return self._changed.wait_for(lambda: all(self._up[index] for index in wanted), timeout_s)
 
+    def wait_started(self, timeout_s: float | None) -> bool:
+        """True once every slice has been up, whatever became of it since; False when that took longer.
+
+        The head of a job starts before its workers, so who waits for this sees no slice that is not there yet.
+        """
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: all(up or lost for up, lost in zip(self._up, self._generations, strict=True)), timeout_s
+            )
+
     def _tell(self, index: int, up: bool, reason: str) -> None:
         for listener in tuple(self._listeners):
             listener(index, up, reason)

@@ -1,0 +1,145 @@
+"""`python -m pathways_runtime.emulator`: a resource manager, a proxy server, or everything on this machine.
+
+Which of them follows from the flags of the real binaries (`settings.py`). A resource manager loads neither jax nor grpc.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from pathways_runtime import _contract
+from pathways_runtime.emulator import flags, link
+from pathways_runtime.emulator.flags import FlagError
+from pathways_runtime.emulator.process import StopSignals, exit_code, report_ready, say
+from pathways_runtime.emulator.resource_manager import ResourceManager
+from pathways_runtime.emulator.settings import LOOPBACK, Settings, parse
+from pathways_runtime.emulator.slices import Slices, Topology
+
+if TYPE_CHECKING:
+    from pathways_runtime.emulator.server import Server
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs until a signal comes; returns the exit code (`_contract`)."""
+    try:
+        settings = parse(arguments)
+        for flag in settings.without_effect:
+            say(f"{flag} has no effect on CPU devices")
+        if settings.is_manager:
+            return _run_resource_manager(settings)
+        return _run_proxy(settings) if settings.resource_manager else _run_all(settings)
+    except FlagError as error:
+        return flags.fail(error)
+    except link.LinkError as error:
+        say(f"resource manager: {error}")
+        _end(_contract.EXIT_RESOURCE_MANAGER_LOST)
+
+
+def _run_resource_manager(settings: Settings) -> int:
+    assert settings.topology is not None
+    slices = Slices(settings.topology.num_slices)
+    manager = ResourceManager(settings.topology, slices, token=settings.token, silence_s=settings.silence_s)
+    with StopSignals() as stop:
+        port = _listen(manager, settings.host, settings.port)
+        say(_contract.LOG_SERVER_READY.format(port=port))
+        say(_contract.LOG_SLICES_READY.format(ready=0, total=settings.topology.num_slices))
+        report_ready(port)
+        received = stop.wait()
+        say(f"{received.name}: the resource manager ends")
+        manager.stop()
+    return exit_code(received)
+
+
+def _run_proxy(settings: Settings) -> int:
+    from pathways_runtime.emulator.follower import Follower
+
+    assert settings.resource_manager is not None
+    with StopSignals() as stop:
+        follower = Follower(settings.resource_manager, settings.token)
+        topology = follower.connect(stop)
+        if topology is None:
+            return exit_code(stop.wait())
+        slices = Slices(topology.num_slices)
+        server = _start_server(settings, topology, slices)
+        try:
+            follower.follow(slices, stop)
+            received = stop.wait()
+        finally:
+            server.stop()
+    _end(exit_code(received))
+
+
+def _run_all(settings: Settings) -> int:
+    from pathways_runtime.emulator.workers import Workers
+
+    assert settings.topology is not None
+    slices = Slices(settings.topology.num_slices)
+    manager = ResourceManager(settings.topology, slices, silence_s=settings.silence_s)
+    with StopSignals() as stop:
+        workers = Workers(settings.topology, _listen(manager, LOOPBACK, 0))
+        workers.start()
+        try:
+            server = _start_server(settings, settings.topology, slices)
+            sys.stdout.write(
+                f"{_contract.JAX_PLATFORMS}={_contract.PROXY_PLATFORM}\n"
+                f"{_contract.JAX_BACKEND_TARGET}=grpc://{LOOPBACK}:{server.port}\n"
+            )
+            sys.stdout.flush()
+            received = stop.wait()
+            server.stop()
+        finally:
+            workers.stop()
+            manager.stop()
+    _end(exit_code(received))
+
+
+def _start_server(settings: Settings, topology: Topology, slices: Slices) -> Server:
+    """The IFRT proxy server, which is listening. XLA reads its flags once, when jaxlib is loaded."""
+    visible = _visible(settings, topology)
+    if settings.xla_flags:
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags.xla_flags_variable(settings.xla_flags)}"
+    from pathways_runtime.emulator.server import start_server
+
+    try:
+        server = start_server(
+            topology=visible, slices=slices, host=settings.host, port=settings.port, platform=settings.platform
+        )
+    except OSError as error:
+        raise FlagError(f"--server_port={settings.port} on {settings.host}: {error}") from error
+    say(_contract.LOG_PROXY_READY)
+    report_ready(server.port)
+    return server
+
+
+def _visible(settings: Settings, topology: Topology) -> Topology:
+    """The slices that clients of this proxy see: all of them, or as many as `--virtual_slices` names."""
+    if settings.elastic_slices > topology.num_slices:
+        raise FlagError(f"--num_elastic_slices={settings.elastic_slices}: there are {topology.num_slices} slices")
+    for wanted in settings.virtual_slices:
+        if wanted != topology.instance_type:
+            raise FlagError(f"--virtual_slices: {wanted!r} is not what the slices are, {topology.instance_type!r}")
+    if len(settings.virtual_slices) > topology.num_slices:
+        raise FlagError(f"--virtual_slices names {len(settings.virtual_slices)} slices of {topology.num_slices}")
+    count = len(settings.virtual_slices) or topology.num_slices
+    return Topology(topology.instance_type, count, topology.first_device_id)
+
+
+def _listen(manager: ResourceManager, host: str, port: int) -> int:
+    try:
+        return manager.start(host, port)
+    except OSError as error:
+        raise FlagError(f"--server_port={port} on {host}: {error}") from error
+
+
+def _end(code: int) -> NoReturn:
+    """Ends a process that has loaded jaxlib: programs that still run in its threads would crash an orderly exit."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
