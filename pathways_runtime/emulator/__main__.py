@@ -1,6 +1,7 @@
 """`python -m pathways_runtime.emulator`: a resource manager, a proxy server, or everything on this machine.
 
-Which of them follows from the flags of the real binaries (`settings.py`). A resource manager loads neither jax nor grpc.
+Which of them follows from the flags of the real binaries (`settings.py`). A resource manager
+loads neither jax nor grpc.
 """
 
 from __future__ import annotations
