@@ -41,19 +41,33 @@ def write(spec: specs.JobSpec) -> str:
     """A file from which `read` gives the fields of an equal spec. Fields that have their default are left out."""
     import yaml
 
-    content: dict[str, Any] = {}
-    for option in specs.options():
-        value = getattr(spec, option.name)
-        if option.required or value != option.default:
-            content[option.key] = _plain(option, value)
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=10**9)
+    items = [
+        (_text_node(option.key), _node(option, getattr(spec, option.name)))
+        for option in specs.options()
+        if option.required or getattr(spec, option.name) != option.default
+    ]
+    root = yaml.MappingNode("tag:yaml.org,2002:map", items, flow_style=False)
+    return yaml.serialize(root, Dumper=yaml.SafeDumper, allow_unicode=True, width=10**9)
 
 
-def _plain(option: Option, value: Any) -> Any:
-    if option.text.kind in (int, bool):
-        return value
+def _node(option: Option, value: Any) -> yaml.Node:
+    import yaml
+
     texts = option.text.write(value)
-    return texts if option.text.repeatable else texts[0]
+    if option.text.repeatable:
+        return yaml.SequenceNode("tag:yaml.org,2002:seq", [_text_node(text) for text in texts], flow_style=False)
+    if option.text.kind in (int, bool):
+        return yaml.ScalarNode(f"tag:yaml.org,2002:{option.text.kind.__name__}", texts[0])
+    return _text_node(texts[0])
+
+
+def _text_node(text: str) -> yaml.ScalarNode:
+    import yaml
+
+    # PyYAML writes some characters, such as U+0085, as they are and reads them as others, unless they are escaped.
+    plain = text.replace("\n", "").isprintable()
+    style = '"' if not plain else "|" if "\n" in text else None
+    return yaml.ScalarNode("tag:yaml.org,2002:str", text, style=style)
 
 
 def _root(path: Path) -> yaml.MappingNode | None:

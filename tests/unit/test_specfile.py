@@ -56,6 +56,7 @@ def _refusal(folder: Path, text: str) -> str:
 
 
 @given(specs())
+@example(JobSpec(name="a", compute_type="v6e-16", command="x", pathways_worker_args=("\x85",)))
 @example(
     JobSpec(name="a", compute_type="v6e-16", command="\n a\r\n\tb \u2028\x85\ufeff\x7f \n\n", env=(("A", "1e-5"),))
 )
@@ -68,6 +69,11 @@ def _written(folder: Path, text: str) -> Path:
     path = folder / "job.yaml"
     path.write_bytes(text.encode())
     return path
+
+
+def test_a_command_of_several_lines_stays_readable() -> None:
+    spec = JobSpec(name="a", compute_type="v6e-16", command="set -e\npython train.py  # {{ x }}\n")
+    assert "command: |\n  set -e\n  python train.py  # {{ x }}\n" in specfile.write(spec)
 
 
 def test_only_what_differs_from_its_default_is_written() -> None:
