@@ -1,10 +1,148 @@
-"""Every private name of jax and jaxlib that we use, each with the versions it was seen in."""
+"""The only user of private jax and jaxlib names. Each holds for jax 0.8, 0.9 and 0.10 unless it says otherwise.
+
+Importing this module imports jax. `start_cpu_backend` must come before anything that asks jax for devices.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Final
+
+import jax
+import numpy as np
+from jax._src import sharding_impls, xla_bridge
+from jaxlib import _jax, xla_client
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import sdy, stablehlo
+
+try:
+    from jaxlib import _hlo  # jax 0.10
+except ImportError:  # jax 0.8, 0.9: the same names live in _jax
+    _hlo = _jax
+
+JAX_VERSION: Final[str] = jax.__version__
+ShapedArray: Final = jax.core.ShapedArray
+GSPMDSharding: Final = sharding_impls.GSPMDSharding
+OpSharding: Final = _hlo.OpSharding
+HloSharding: Final = _hlo.HloSharding
+ALWAYS_COPY: Final = _jax.ArrayCopySemantics.ALWAYS_COPY
+REUSE_INPUT: Final = _jax.ArrayCopySemantics.REUSE_INPUT
+DONATE_INPUT: Final = _jax.ArrayCopySemantics.DONATE_INPUT
+
 
 def backends_are_initialized() -> bool:
-    """Whether JAX has made its devices; asks without making them. `jax._src.xla_bridge`, jax 0.8 to 0.10."""
-    from jax._src import xla_bridge
-
+    """Whether JAX has made its devices; asks without making them."""
     return bool(xla_bridge.backends_are_initialized())
+
+
+def start_cpu_backend(num_devices: int) -> Any:
+    """jaxlib's CPU client with so many devices, every dtype enabled, LAPACK's calls registered."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", num_devices)
+    jax.config.update("jax_enable_x64", True)
+    client = jax.devices("cpu")[0].client
+    _register_linear_algebra()
+    return client
+
+
+def _register_linear_algebra() -> None:
+    """Without it the first Cholesky decomposition kills the process: LAPACK's functions are found through scipy here."""
+    from jaxlib import cpu_sparse, lapack  # noqa: F401  (their import registers call targets)
+    from jaxlib.cpu import _lapack
+
+    _lapack.initialize()
+
+
+def single_device_sharding(device: Any, memory_kind: str | None) -> Any:
+    """Everything on one device."""
+    return jax.sharding.SingleDeviceSharding(device, memory_kind=memory_kind)
+
+
+def hlo_sharding(serialized: bytes) -> Any:
+    """An `HloSharding` of a serialized `xla.OpSharding`. Raises what jaxlib raises where it makes no sense."""
+    proto = OpSharding()
+    proto.ParseFromString(serialized)
+    return HloSharding.from_proto(proto)
+
+
+def tiled_hlo_sharding(tiles: Sequence[int], num_devices: int) -> Any:
+    """Even tiles in order of the devices; where there are more devices than tiles, each tile is on several."""
+    num_tiles = int(np.prod(tiles, dtype=np.int64))
+    if num_tiles == 1:
+        return HloSharding.replicate()
+    if num_tiles == num_devices:
+        return HloSharding.iota_tile(list(tiles))
+    copies = num_devices // num_tiles
+    return HloSharding.iota_tile([*tiles, copies], subgroup_types=[OpSharding.Type.REPLICATED])
+
+
+def device_sharding(devices: Sequence[Any], sharding: Any, memory_kind: str | None) -> Any:
+    """`sharding` (an `HloSharding`) over these devices in this order."""
+    return GSPMDSharding(tuple(devices), sharding, memory_kind=memory_kind)
+
+
+def put_shards(
+    shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any, shards: Sequence[Any], devices: Sequence[Any]
+) -> Any:
+    """An array of these shards, each on its device. A 64-byte aligned numpy shard may be used in place, not copied."""
+    aval = ShapedArray(shape, dtype)
+    return xla_client.batched_device_put(aval, sharding, shards, devices, True, enable_x64=True)
+
+
+def assemble(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any, shards: Sequence[Any]) -> Any:
+    """One array over single-device arrays, which it shares."""
+    return _jax.ArrayImpl(ShapedArray(shape, dtype), sharding, list(shards), committed=True, _skip_checks=True)
+
+
+def disassemble(array: Any) -> list[Any]:
+    """The single-device arrays of an array, in order of its devices, shared with it."""
+    shards: list[Any] = array._arrays
+    return shards
+
+
+def copy_arrays(arrays: Sequence[Any], shardings: Sequence[Any], semantics: Any) -> list[Any]:
+    """Each array with another sharding that cuts it into the same shards."""
+    device_lists = [sharding._internal_device_list for sharding in shardings]
+    return list(
+        xla_client.batched_copy_array_to_devices_with_sharding(
+            list(arrays), device_lists, list(shardings), [semantics] * len(arrays)
+        )
+    )
+
+
+def result_handler(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> Any:
+    """What makes an array of one output of `execute_sharded`."""
+    return xla_client.array_result_handler(ShapedArray(shape, dtype), sharding, True, _skip_checks=True)
+
+
+def compile_program(client: Any, program: bytes, devices: Sequence[Any], options: bytes) -> Any:
+    """A loaded executable of a StableHLO portable artifact and a serialized `xla.CompileOptionsProto`."""
+    parsed = xla_client.CompileOptions.ParseFromString(options)
+    return client.compile_and_load(program, _jax.DeviceList(tuple(devices)), parsed)
+
+
+def default_layout(client: Any, dtype: np.dtype[Any], shape: Sequence[int], device: Any) -> bytes:
+    """The serialized PjRt layout that an array has where nobody asks for another."""
+    layout: bytes = client.get_default_layout(dtype, list(shape), device).__getstate__()[0]
+    return layout
+
+
+def parse_program(context: ir.Context, program: bytes) -> Any:
+    """The MLIR module of a StableHLO portable artifact, in a context with the dialects that JAX emits."""
+    stablehlo.register_dialect(context)
+    sdy.register_dialect(context)
+    return stablehlo.deserialize_portable_artifact(context, program)
+
+
+mlir: Final = ir
+
+
+def replicated() -> Any:
+    """An `OpSharding` for the whole on each device."""
+    return HloSharding.replicate().to_proto()
+
+
+def minor_to_major(layout: Any) -> list[int]:
+    """The order of dimensions of a `PjRtLayout`, which says so in its text alone: `{1,0:T(8,128)}`."""
+    order = str(layout).strip("{}").partition(":")[0]
+    return [int(dimension) for dimension in order.split(",") if dimension]

@@ -1,0 +1,233 @@
+"""Programs that JAX lowers: StableHLO, compiled by XLA:CPU and run on the devices that stand for the emulated ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from pathways_runtime import _compat
+from pathways_runtime._compat import mlir
+from pathways_runtime.emulator import wire
+from pathways_runtime.emulator.arrays import Array
+from pathways_runtime.emulator.status import StatusError
+
+if TYPE_CHECKING:
+    from pathways_runtime.emulator.engine import Engine, Placement
+
+# Targets of calls whose operand is an address in the client's process. To run one here would crash the server.
+_CLIENT_CALLS: Final = (
+    b"xla_python_cpu_callback",
+    b"xla_ffi_python_cpu_callback",
+    b"xla_ffi_partitioned_python_cpu_callback",
+    b"xla_buffer_python_cpu_callback",
+    b"CustomSPMDPartitioning",
+    b"InspectSharding",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the program says about itself. Shapes are global; `donated` are indices of arguments."""
+
+    name: str
+    outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
+    donated: frozenset[int]
+
+
+class XlaProgram:
+    """An executable of jaxlib with all that an execution needs prepared."""
+
+    def __init__(self, engine: Engine, program: bytes, options: bytes) -> None:
+        _refuse_client_calls(program)
+        self._signature = read_signature(program)
+        self.name = self._signature.name
+        self.devices, compile_options = _read_options(engine, options)
+        self._engine = engine
+        self._executable = _compat.compile_program(
+            engine.client, program, engine.jax_devices(self.devices), compile_options
+        )
+        self._memory_kinds = self._read_memory_kinds()
+        self._op_shardings = self._executable.get_output_shardings()
+        self._placements = [self._place(index) for index in range(len(self._signature.outputs))]
+        self._handlers = [
+            _compat.result_handler(shape, dtype, placement.sharding)
+            for (shape, dtype), placement in zip(self._signature.outputs, self._placements, strict=True)
+        ]
+        self._slices = tuple(sorted({engine.slice_of[device_id] for device_id in self.devices}))
+        self._is_alone = len(self.devices) == 1
+        self.outputs = [self._describe_output(index) for index in range(len(self._placements))]
+        self.fingerprint = _as_bytes(self._executable.fingerprint)
+
+    def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
+        """Starts an execution: (outputs, None or a token to wait for). `kept` arguments are not donated.
+
+        StatusError where a slice is down, or what an argument was poisoned with.
+        """
+        stamp = self._engine.health.stamp(self._slices)
+        values = [argument.check() for argument in arguments]
+        for index in kept:
+            if index in self._signature.donated:
+                values[index] = _copy(values[index], arguments[index].placement)
+        results: list[Any] = []
+        token = None
+
+        def start() -> Any:
+            nonlocal results, token
+            run = self._executable.execute_sharded(values, with_tokens=wants_token or not self._is_alone)
+            results = run.consume_with_handlers(self._handlers)
+            if wants_token or not self._is_alone:
+                token = run.consume_token()
+            return token
+
+        if self._is_alone:
+            start()
+        else:
+            self._engine.turns.take(start)
+        outputs = [
+            Array(value, dtype, shape, placement, stamp)
+            for value, (shape, dtype), placement in zip(results, self._signature.outputs, self._placements, strict=True)
+        ]
+        return outputs, token
+
+    def describe(self, reply: Any) -> None:
+        """Fills a `LoadedExecutableMetadataResponse`."""
+        reply.CopyFrom(self._metadata)
+
+    def cost_analysis(self) -> dict[str, float]:
+        """What XLA estimates: flops, bytes accessed and others by name."""
+        return {name: float(value) for name, value in self._executable.cost_analysis().items()}
+
+    def text(self) -> str:
+        """The optimized HLO."""
+        return "\n\n".join(module.to_string() for module in self._executable.hlo_modules())
+
+    @cached_property
+    def _metadata(self) -> Any:
+        reply = wire.ExecutableMetadata()
+        executable = self._executable
+        for field, shardings in (
+            (reply.parameter_shardings, executable.get_parameter_shardings()),
+            (reply.output_shardings, self._op_shardings),
+        ):
+            if shardings is not None:
+                field.SetInParent()
+                for sharding in shardings:
+                    field.shardings.add().ParseFromString(sharding.SerializeToString())
+        _write_layouts(reply.parameter_layouts_list, executable.get_parameter_layouts())
+        _write_layouts(reply.output_layouts_list, executable.get_output_layouts())
+        reply.output_memory_kinds.memory_kind_lists.add(memory_kinds=self._memory_kinds)
+        # Set even when empty: without it the client asks for each argument whether it was donated.
+        reply.donated_input_indices.SetInParent()
+        reply.donated_input_indices.donated_input_indices.extend(sorted(self._signature.donated))
+        _write_stats(reply.compiled_memory_stats, executable.get_compiled_memory_stats())
+        reply.size_of_generated_code_in_bytes = executable.size_of_generated_code_in_bytes()
+        return reply
+
+    def _read_memory_kinds(self) -> list[str]:
+        kinds = self._executable.get_output_memory_kinds()
+        return list(kinds[0]) if kinds else ["device"] * len(self._signature.outputs)
+
+    def _place(self, index: int) -> Placement:
+        op_sharding = None
+        if len(self.devices) > 1:
+            # Without a word from the compiler an output is the same on all devices.
+            sharding = self._op_shardings[index] if self._op_shardings else _compat.replicated()
+            op_sharding = sharding.SerializeToString()
+        sharding = wire.Sharding(self.devices, self._memory_kinds[index], op_sharding)
+        return self._engine.placement(sharding, self._signature.outputs[index][0])
+
+    def _describe_output(self, index: int) -> Any:
+        shape, dtype = self._signature.outputs[index]
+        output = wire.ExecuteOutput()
+        output.dtype.kind = wire.dtype_kind(dtype)
+        output.shape.SetInParent()
+        output.shape.dims.extend(shape)
+        wire.write_sharding(output.sharding, self._placements[index].source)
+        return output
+
+
+def read_signature(program: bytes) -> Signature:
+    """The signature of a StableHLO portable artifact. StatusError where it is none, or has values of unknown types."""
+    try:
+        with mlir.Context() as context:
+            module = _compat.parse_program(context, program)
+            name = _symbol(module.operation) or "main"
+            main = next(op for op in module.body.operations if _symbol(op) == "main")
+            types = mlir.FunctionType(mlir.TypeAttr(main.attributes["function_type"]).value)
+            return Signature(name, tuple(_tensor(type_) for type_ in types.results), frozenset(_donated(main)))
+    except (ValueError, StopIteration, mlir.MLIRError) as error:
+        raise StatusError("INVALID_ARGUMENT", f"not a StableHLO program: {error}") from error
+
+
+def _symbol(operation: Any) -> str | None:
+    attributes = operation.attributes
+    return str(mlir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else None
+
+
+def _tensor(type_: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    tensor = mlir.RankedTensorType(type_)
+    return tuple(tensor.shape), wire.mlir_dtype(str(tensor.element_type))
+
+
+def _donated(main: Any) -> list[int]:
+    if "arg_attrs" not in main.attributes:
+        return []
+    arguments = [mlir.DictAttr(attributes) for attributes in mlir.ArrayAttr(main.attributes["arg_attrs"])]
+    return [i for i, names in enumerate(arguments) if "tf.aliasing_output" in names or "jax.buffer_donor" in names]
+
+
+def _refuse_client_calls(program: bytes) -> None:
+    for target in _CLIENT_CALLS:
+        if target in program:
+            what = f"a program that calls {target.decode()!r} in the client's process is not supported"
+            raise StatusError("UNIMPLEMENTED", what)
+
+
+def _read_options(engine: Engine, options: bytes) -> tuple[tuple[int, ...], bytes]:
+    """(ids of the devices in order, the options for jaxlib with the ids of the CPU devices in their place)."""
+    try:
+        inner = wire.CompileOptions.FromString(options).compile_options
+    except DecodeError as error:
+        raise StatusError("INVALID_ARGUMENT", f"not the compile options of an XLA program: {error}") from error
+    assignment = inner.executable_build_options.device_assignment
+    if not assignment.replica_count:
+        return (engine.topology.devices[0].id,), inner.SerializeToString()
+    computations = assignment.computation_devices
+    devices = tuple(
+        computation.replica_device_ids[replica]
+        for replica in range(assignment.replica_count)
+        for computation in computations
+    )
+    for computation in computations:
+        ids = [device.id for device in engine.jax_devices(computation.replica_device_ids)]
+        del computation.replica_device_ids[:]
+        computation.replica_device_ids.extend(ids)
+    return devices, inner.SerializeToString()
+
+
+def _copy(value: Any, placement: Placement) -> Any:
+    [copied] = _compat.copy_arrays([value], [placement.sharding], _compat.ALWAYS_COPY)
+    return copied
+
+
+def _write_layouts(field: Any, layouts: Sequence[Any]) -> None:
+    field.SetInParent()
+    for layout in layouts:
+        field.layouts.add(minor_to_major=_compat.minor_to_major(layout))
+
+
+def _write_stats(field: Any, stats: Any) -> None:
+    field.SetInParent()
+    for name in field.DESCRIPTOR.fields_by_name:
+        value = getattr(stats, name, None)
+        if isinstance(value, int):
+            setattr(field, name, value)
+
+
+def _as_bytes(fingerprint: bytes | str | None) -> bytes | None:
+    return fingerprint.encode() if isinstance(fingerprint, str) else fingerprint
