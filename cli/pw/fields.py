@@ -128,7 +128,8 @@ def _mount(text: str) -> Mount:
     for mode, read_only in ((":ro", True), (":rw", False), ("", True)):
         if text.endswith(mode):
             source, separator, target = text[: len(text) - len(mode)].rpartition(":")
-            if separator and source and target.startswith("/"):
+            # `gs://bucket` alone has no target, though a colon and a slash.
+            if separator and source and target.startswith("/") and not target.startswith("//"):
                 return Mount(source, target, read_only)
             break
     raise ValueError(f"want SOURCE:/TARGET[:ro|rw], got {text!r}")
@@ -158,7 +159,7 @@ def _exit_codes_text(codes: tuple[int, ...]) -> list[str]:
 
 
 def _quantity(values: Sequence[str]) -> str:
-    if not re.fullmatch(r"[1-9][0-9]*(?:[KMGT]i?)?", values[-1]):
+    if not re.fullmatch(r"[1-9][0-9]*(?:[kMGT]|[KMGT]i)?", values[-1]):
         raise ValueError("want a size such as 100Gi")
     return values[-1]
 
