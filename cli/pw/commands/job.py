@@ -16,7 +16,7 @@ from pw.errors import SpecError
 from pw.status import ContainerStatus, JobState, JobStatus, LogQuery, PodStatus
 
 app = typer.Typer(help="Submit, watch and stop jobs.")
-app.command("submit", cls=SubmitCommand)(submit)
+app.command("submit", cls=SubmitCommand, context_settings={"allow_extra_args": True})(submit)
 
 
 @app.command("list")

@@ -31,7 +31,10 @@ class SubmitCommand(typer.core.TyperCommand):
             dashes = args.index("--")
             ctx.meta[_WORDS] = args[dashes + 1 :]
             args = args[:dashes]
-        return super().parse_args(ctx, [f"--dry-run={_MANIFEST}" if arg == "--dry-run" else arg for arg in args])
+        rest = super().parse_args(ctx, [f"--dry-run={_MANIFEST}" if arg == "--dry-run" else arg for arg in args])
+        if rest:
+            raise SpecError(f"{rest[0]!r} belongs to no option: the job's command goes behind --, as in -- {rest[0]}")
+        return rest
 
 
 @placed

@@ -1,0 +1,89 @@
+"""`pw` itself: help, version, what it imports, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+RunPw = Callable[..., Any]
+HEAVY = ("jax", "jaxlib", "kubernetes", "google.cloud", "google.auth", "grpc", "ray", "numpy")
+
+
+def loaded_modules(*arguments: str) -> set[str]:
+    """What a `pw` command has imported by the time it is over."""
+    script = "import sys; from pw.__main__ import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", script, *arguments]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
+
+
+def heavy(modules: set[str], names: Sequence[str] = HEAVY) -> set[str]:
+    return {module for module in modules if any(module == name or module.startswith(f"{name}.") for name in names)}
+
+
+def test_help_names_the_commands(run_pw: RunPw) -> None:
+    result = run_pw("--help")
+    assert result.code == 0
+    assert "job" in result.out and "tpus" in result.out
+    assert result.err == ""
+
+
+@pytest.mark.parametrize("arguments", [(), ("job",)])
+def test_without_a_command_help_is_shown(run_pw: RunPw, arguments: Sequence[str]) -> None:
+    result = run_pw(*arguments)
+    assert result.code == 0
+    assert "Commands" in result.out
+
+
+def test_help_loads_nothing_that_a_command_needs() -> None:
+    assert not heavy(loaded_modules("--help"), (*HEAVY, "psutil", "yaml", "jinja2", "pw.specs", "pw.backends"))
+
+
+def test_a_dry_run_loads_neither_jax_nor_a_cluster_client() -> None:
+    modules = loaded_modules("job", "submit", "--compute-type", "v6e-8", "--dry-run", "--", "true")
+    assert "yaml" in modules
+    assert not heavy(modules)
+
+
+def test_version_is_the_package_s(run_pw: RunPw) -> None:
+    result = run_pw("--version")
+    assert result.code == 0
+    assert result.out.startswith("pw ")
+
+
+@pytest.mark.parametrize(("typed", "meant"), [(["jbo"], "'job'"), (["job", "sbmit"], "'submit'")])
+def test_an_unknown_command_names_the_nearest(run_pw: RunPw, typed: list[str], meant: str) -> None:
+    result = run_pw(*typed)
+    assert result.code == 2
+    assert result.out == ""
+    assert meant in result.err
+    assert result.err.startswith("error: ")
+
+
+def test_every_option_shows_its_help_whole(run_pw: RunPw, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pw import specs
+
+    monkeypatch.setenv("COLUMNS", "500")
+    shown = " ".join(run_pw("job", "submit", "--help").out.split())
+    for option in specs.options():
+        assert option.help in shown
+        assert all(flag in shown for flag in option.flags)
+
+
+def test_a_closed_pipe_ends_the_command_quietly() -> None:
+    script = f"{sys.executable} -m pw tpus | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 141
+    assert done.stderr == ""
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_text_that_the_terminal_cannot_show_does_not_break_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    command = [sys.executable, "-m", "pw", "job", "status", "größe"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith("error: ")
