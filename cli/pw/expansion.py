@@ -34,3 +34,8 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
         return match[0] if match[0] == b"$(" else b"$"
 
     return _OPERATOR.sub(replaced, text.encode()).decode(errors="replace")
+
+
+def references(text: str) -> list[str]:
+    """The names that `expand` looks up, in order and as often as they stand there."""
+    return [match[1].decode() for match in _OPERATOR.finditer(text.encode()) if match[1] is not None]

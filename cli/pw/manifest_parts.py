@@ -7,15 +7,14 @@ must set are refused before (`checks.RESERVED_ENV`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from pathways_runtime import _contract, _tpus
 from pw import versions
 from pw.expansion import escape
-from pw.fields import Mount, Pairs
+from pw.fields import Pairs
 
 if TYPE_CHECKING:
     from pathways_runtime._tpus import SliceShape
@@ -129,13 +128,13 @@ def worker_backoff_limit(spec: JobSpec, shape: SliceShape) -> int:
     return min(tries * shape.hosts, INT32_MAX)
 
 
-_UNIT = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_UNIT = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNIT |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def size_bytes(quantity: str) -> int:
     """Bytes of a Kubernetes quantity without a fraction, such as 100Gi or 32G."""
-    digits = quantity.rstrip("KMGTi")
+    digits = quantity.rstrip("kKMGTi")
     return int(digits) * _UNIT[quantity[len(digits) :]]
 
 
@@ -144,35 +143,6 @@ def user_memory(spec: JobSpec) -> str:
     if spec.shm_size and size_bytes(spec.shm_size) > USER_MEMORY_BYTES:
         return spec.shm_size
     return f"{USER_MEMORY_BYTES // 10**9}G"
-
-
-def volume(mount: Mount, name: str) -> dict[str, Any]:
-    """The volume behind a mount: Cloud Storage FUSE, NFS (Filestore by its address), a host path or a claim."""
-    scheme, separator, rest = mount.source.partition("://")
-    if not separator:
-        if mount.source.startswith("/"):
-            return {"name": name, "hostPath": {"path": mount.source}}
-        scheme, rest = "pvc", mount.source
-    head, _, path = rest.partition("/")
-    if scheme == "gs":
-        folder = path.strip("/")
-        options = "implicit-dirs" + (f",only-dir={folder}" if folder else "")
-        attributes = {"bucketName": head, "mountOptions": options}
-        csi = {"driver": "gcsfuse.csi.storage.gke.io", "readOnly": mount.read_only, "volumeAttributes": attributes}
-        return {"name": name, "csi": csi}
-    if scheme == "filestore":
-        return {"name": name, "nfs": {"server": head, "path": f"/{path.strip('/')}", "readOnly": mount.read_only}}
-    return {"name": name, "persistentVolumeClaim": {"claimName": rest, "readOnly": mount.read_only}}
-
-
-def volumes(mounts: Iterable[Mount]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The volumes of all mounts, and where a container has them."""
-    named = [(f"mount-{index}", mount) for index, mount in enumerate(mounts)]
-    places = [
-        {"name": name, "mountPath": str(PurePosixPath(mount.target)), "readOnly": mount.read_only}
-        for name, mount in named
-    ]
-    return [volume(mount, name) for name, mount in named], places
 
 
 def pod_annotations(spec: JobSpec) -> dict[str, str]:
@@ -191,18 +161,39 @@ def pod_settings(spec: JobSpec) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value}
 
 
+ACCELERATOR_LABEL = "cloud.google.com/gke-tpu-accelerator"
+TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
+MACHINE_TYPE_LABEL = "node.kubernetes.io/instance-type"
+PLACEMENT_LABEL = "cloud.google.com/placement-policy-name"
+SPOT_LABEL = "cloud.google.com/gke-spot"
+PROVISIONING_LABEL = "cloud.google.com/gke-provisioning"
+_RESERVATION = "cloud.google.com/reservation"
+# Labels of worker nodes that have flags of their own.
+NODE_LABELS: Mapping[str, str] = {
+    ACCELERATOR_LABEL: "use --compute-type",
+    TOPOLOGY_LABEL: "use --topology",
+    MACHINE_TYPE_LABEL: "use --compute-type MACHINE_TYPE --topology TOPOLOGY",
+    PLACEMENT_LABEL: "use --placement-policy",
+    SPOT_LABEL: "use --spot",
+    PROVISIONING_LABEL: "use --gke-nap-provisioning",
+} | {
+    f"{_RESERVATION}-{part}": "use --gke-nap-reservation"
+    for part in ("name", "affinity", "project", "blocks", "subblocks")
+}
+
+
 def _reservation_labels(reservation: str) -> dict[str, str]:
     """Node labels that ask for a reservation given by name, as projects/P/reservations/R, or with its block."""
     parts = reservation.split("/")
-    if len(parts) == 1:
-        parts = ["reservations", reservation]
-    named = dict(zip(parts[::2], parts[1::2], strict=False))
+    if len(parts) % 2:
+        parts = ["reservations", *parts]
+    named = dict(zip(parts[::2], parts[1::2], strict=True))
     labels = {
-        "cloud.google.com/reservation-name": named.get("reservations", ""),
-        "cloud.google.com/reservation-affinity": "specific",
-        "cloud.google.com/reservation-project": named.get("projects", ""),
-        "cloud.google.com/reservation-blocks": named.get("reservationBlocks", ""),
-        "cloud.google.com/reservation-subblocks": named.get("reservationSubBlocks", ""),
+        f"{_RESERVATION}-name": named.get("reservations", ""),
+        f"{_RESERVATION}-affinity": "specific",
+        f"{_RESERVATION}-project": named.get("projects", ""),
+        f"{_RESERVATION}-blocks": named.get("reservationBlocks", ""),
+        f"{_RESERVATION}-subblocks": named.get("reservationSubBlocks", ""),
     }
     return {label: value for label, value in labels.items() if value}
 
@@ -212,7 +203,7 @@ def _provisioning_labels(spec: JobSpec) -> dict[str, str]:
         return _reservation_labels(spec.gke_nap_reservation)
     kinds = {"spot": "spot", "on-demand": "standard"}
     if spec.gke_nap_provisioning:
-        return {"cloud.google.com/gke-provisioning": kinds[spec.gke_nap_provisioning]}
+        return {PROVISIONING_LABEL: kinds[spec.gke_nap_provisioning]}
     return {}
 
 
@@ -225,15 +216,15 @@ def _needs_machine_type(spec: JobSpec, shape: SliceShape) -> bool:
 def node_labels(spec: JobSpec, shape: SliceShape) -> dict[str, str]:
     """The labels that pw itself demands of worker nodes."""
     labels = {
-        "cloud.google.com/gke-tpu-accelerator": shape.gke_accelerator,
-        "cloud.google.com/gke-tpu-topology": shape.topology,
+        ACCELERATOR_LABEL: shape.gke_accelerator,
+        TOPOLOGY_LABEL: shape.topology,
     }
     if _needs_machine_type(spec, shape):
-        labels["node.kubernetes.io/instance-type"] = shape.machine_type.name
+        labels[MACHINE_TYPE_LABEL] = shape.machine_type.name
     if spec.placement_policy:
-        labels["cloud.google.com/placement-policy-name"] = spec.placement_policy
+        labels[PLACEMENT_LABEL] = spec.placement_policy
     if spec.spot:
-        labels["cloud.google.com/gke-spot"] = "true"
+        labels[SPOT_LABEL] = "true"
     return labels | _provisioning_labels(spec)
 
 

@@ -14,6 +14,7 @@ import yaml
 from pathways_runtime import _contract
 from pathways_runtime._tpus import SliceShape
 from pw import manifest_parts as parts
+from pw import mounts as mounted
 from pw.expansion import escape
 from pw.specs import JobSpec
 
@@ -47,7 +48,7 @@ def render(
 
 def _values(spec: JobSpec, head_node_pool: str, jax_version: str | None, shape: SliceShape | None) -> dict[str, Any]:
     shape = shape or spec.slice_shape
-    volumes, mounts = parts.volumes(spec.mount)
+    volumes, mounts = mounted.volumes(spec.mount)
     return {
         "c": _contract,
         "name": spec.name,
@@ -64,7 +65,7 @@ def _values(spec: JobSpec, head_node_pool: str, jax_version: str | None, shape: 
         "grace_period_s": spec.grace_period_s,
         "images": parts.images(spec, jax_version),
         "command": escape(spec.command),
-        "scratch": escape(spec.gcs_scratch_location),
+        "scratch": escape(spec.gcs_scratch_location.rstrip("/")),
         "resource_manager_flag": parts.RESOURCE_MANAGER_FLAG,
         "proxy_args": [escape(argument) for argument in spec.pathways_proxy_args],
         "server_args": [escape(argument) for argument in spec.pathways_server_args],
@@ -124,16 +125,13 @@ def to_yaml(manifest: Any) -> str:
     Go's YAML reads some plain words as booleans and numbers that others do not (`y`, `1e-5`, `0o17`); a quoted
     string is a string to all of them.
     """
-    return cast(
-        str,
-        yaml.dump(
-            _with_plain_keys(manifest),
-            Dumper=_Dumper,
-            sort_keys=False,
-            default_flow_style=False,
-            allow_unicode=True,
-            width=2**31 - 1,
-        ),
+    return yaml.dump(
+        _with_plain_keys(manifest),
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=2**31 - 1,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
 
 # Published as `jax-0.10.0`; used where no JAX is installed beside the launcher.
 DEFAULT_JAX = "0.10.0"
@@ -12,6 +11,8 @@ _RELEASE = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
 
 def installed_jax() -> str | None:
     """The release of the JAX beside the launcher, without importing it; None where there is none."""
+    from importlib import metadata  # 10 ms that `pw --help` need not spend
+
     try:
         release = _RELEASE.match(metadata.version("jax"))
     except metadata.PackageNotFoundError:
