@@ -5,7 +5,9 @@ Importing this module imports jax. `start_cpu_backend` must come before anything
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Final
 
 import jax
@@ -15,10 +17,8 @@ from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
 
-try:
-    from jaxlib import _hlo  # jax 0.10
-except ImportError:  # jax 0.8, 0.9: the same names live in _jax
-    _hlo = _jax
+# jax 0.8 and 0.9 have in `_jax` what jax 0.10 has in `_hlo`.
+_hlo: Final = import_module("jaxlib._hlo") if importlib.util.find_spec("jaxlib._hlo") else _jax
 
 JAX_VERSION: Final[str] = jax.__version__
 ShapedArray: Final = jax.core.ShapedArray
@@ -46,7 +46,7 @@ def start_cpu_backend(num_devices: int) -> Any:
 
 
 def _register_linear_algebra() -> None:
-    """Without it the first Cholesky decomposition kills the process: LAPACK's functions are found through scipy here."""
+    """Finds LAPACK's functions in scipy. Without it the first Cholesky decomposition kills the process."""
     from jaxlib import cpu_sparse, lapack  # noqa: F401  (their import registers call targets)
     from jaxlib.cpu import _lapack
 

@@ -66,7 +66,7 @@ def allocate(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
 def as_array(
     data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], byte_strides: tuple[int, ...] | None
 ) -> np.ndarray[Any, np.dtype[Any]]:
-    """The array that these bytes are, without a copy. StatusError where they are too few, or strides lead out of them."""
+    """The array that these bytes are, without a copy. StatusError where the shape or the strides lead out of them."""
     try:
         # A zero-length array has no strides worth keeping, and numpy refuses a buffer of no bytes for it.
         if byte_strides is None or 0 in shape:
@@ -80,12 +80,18 @@ def as_array(
 def as_bytes(array: np.ndarray[Any, np.dtype[Any]], byte_strides: tuple[int, ...] | None) -> memoryview:
     """The bytes of an array in C order, or laid out by `byte_strides`; without a copy where it lies so already."""
     if byte_strides is None or array.size == 0:
-        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        return _flat(np.ascontiguousarray(array))
     if len(byte_strides) != array.ndim or any(stride < 0 for stride in byte_strides):
         raise StatusError("INVALID_ARGUMENT", f"strides {byte_strides} do not fit an array of shape {array.shape}")
     if byte_strides == array.strides and array.flags.c_contiguous:
-        return memoryview(array.reshape(-1).view(np.uint8))
+        return _flat(array)
     last = sum((side - 1) * stride for side, stride in zip(array.shape, byte_strides, strict=True))
     laid_out = np.zeros(last + array.itemsize, np.uint8)
     np.ndarray(array.shape, array.dtype, laid_out, 0, byte_strides)[...] = array
-    return memoryview(laid_out)
+    return _flat(laid_out)
+
+
+def _flat(array: np.ndarray[Any, np.dtype[Any]]) -> memoryview:
+    # The stubs of numpy and of `memoryview` agree from Python 3.12 on.
+    flat: Any = array.reshape(-1).view(np.uint8)
+    return memoryview(flat)

@@ -25,8 +25,10 @@ class Program(Protocol):
     name: str
     devices: tuple[int, ...]
     fingerprint: bytes | None
-    # One `LoadedExecutableExecuteResponse.Output` for each output, without a handle.
-    outputs: Sequence[Any]
+
+    @property
+    def outputs(self) -> Sequence[Any]:
+        """One `LoadedExecutableExecuteResponse.Output` for each output, without a handle."""
 
     def describe(self, reply: Any) -> None:
         """Fills a `LoadedExecutableMetadataResponse`."""

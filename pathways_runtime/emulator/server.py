@@ -140,7 +140,10 @@ class _Service(grpc.GenericRpcHandler):
 
     def service(self, call: Any) -> Any:
         """The handler of a call, None for a method that is unknown."""
-        if self._authorization is not None and dict(call.invocation_metadata).get(_AUTHORIZATION) != self._authorization:
+        if (
+            self._authorization is not None
+            and dict(call.invocation_metadata).get(_AUTHORIZATION) != self._authorization
+        ):
             return self._refusal
         return self._methods.get(call.method)
 

@@ -57,8 +57,8 @@ class Session:
         kind = request.WhichOneof("request")
         entry = TABLE.get(kind)
         if entry is None:
-            error = StatusError("UNIMPLEMENTED", f"request {kind!r} is not supported by this server")
-            self._answer_error(metadata.op_id, metadata.user_context_id, error)
+            unknown = StatusError("UNIMPLEMENTED", f"request {kind!r} is not supported by this server")
+            self._answer_error(metadata.op_id, metadata.user_context_id, unknown)
             return
         body = getattr(request, kind)
         reply = wire.Response()

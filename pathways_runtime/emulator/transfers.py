@@ -79,7 +79,11 @@ def _make_error_arrays(session: Session, request: Any, reply: Any) -> None:
 
 @handles("copy_to_host_buffer")
 def _copy_to_host_buffer(session: Session, request: Any, reply: Any) -> Later | None:
-    array, strides, handle = session.arrays[request.array_handle], wire.read_strides(request), request.host_buffer_handle
+    array, strides, handle = (
+        session.arrays[request.array_handle],
+        wire.read_strides(request),
+        request.host_buffer_handle,
+    )
     value = array.check()
 
     def copy(reply: Any) -> None:
@@ -186,7 +190,7 @@ def _reshard_arrays(session: Session, request: Any, reply: Any) -> None:
 
 
 def reshard(session: Session, array: Array, sharding: wire.Sharding) -> Array:
-    """The array cut anew. Through the host, whose memory it is in anyway: no program runs that could wait for devices."""
+    """The array cut anew. By the host, in whose memory it is anyway: no program runs that could wait for devices."""
     placement = session.engine.placement(sharding, array.shape)
     stamp = session.engine.health.stamp(placement.slices)
     if array.dtype is wire.STRING:
@@ -227,7 +231,14 @@ def _remap(session: Session, plan: Any, index: int, arrays: list[Array], sources
 def _intervals(mapping: Any) -> list[tuple[int, int]]:
     """(index of the shard in the source, in the target) for each shard that a mapping moves."""
     pairs: list[tuple[int, int]] = []
-    fields = (mapping.from_start, mapping.from_end, mapping.from_step, mapping.to_start, mapping.to_end, mapping.to_step)
+    fields = (
+        mapping.from_start,
+        mapping.from_end,
+        mapping.from_step,
+        mapping.to_start,
+        mapping.to_end,
+        mapping.to_step,
+    )
     for from_start, from_end, from_step, to_start, to_end, to_step in zip(*fields, strict=True):
         pairs += zip(range(from_start, from_end, from_step), range(to_start, to_end, to_step), strict=True)
     return pairs

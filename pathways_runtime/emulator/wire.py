@@ -41,8 +41,12 @@ _ConcreteEvenSharding: Final = _SCHEMA.message("xla.ifrt.ConcreteEvenShardingPro
 _ConcreteSharding: Final = _SCHEMA.message("xla.ifrt.ConcreteShardingProto")
 _OpaqueSharding: Final = _SCHEMA.message("xla.ifrt.OpaqueShardingProto")
 # Without these two in its schema (jaxlib < 0.8.1), a client numbers no responses.
-NUMBERS_RESPONSES: Final = "seq_num" in Response.DESCRIPTOR.fields_by_name["response_metadata"].message_type.fields_by_name
+NUMBERS_RESPONSES: Final = (
+    "seq_num" in Response.DESCRIPTOR.fields_by_name["response_metadata"].message_type.fields_by_name
+)
 
+# The protocol of jaxlib 0.7, the first with embedded descriptors.
+OLDEST_PROTOCOL: Final = 15
 # What a string array has for a dtype. Its values are bytes.
 STRING: Final = np.dtype(object)
 _KINDS: Final = _SCHEMA.message("xla.ifrt.DTypeProto").DESCRIPTOR.enum_types_by_name["Kind"].values_by_name
@@ -92,7 +96,7 @@ _DTYPES: Final = {
     if f"KIND_{kind}" in _KINDS and (dtype := _dtype(name)) is not None
 }
 _DTYPES[_KINDS["KIND_STRING"].number] = STRING
-_KIND_NUMBERS: Final = {dtype: number for number, dtype in _DTYPES.items()}
+_KIND_NUMBERS: Final[dict[np.dtype[Any], int]] = {dtype: number for number, dtype in _DTYPES.items()}
 _MLIR_DTYPES: Final = {spelling: dtype for name, spelling in _SPELLINGS.values() if (dtype := _dtype(name)) is not None}
 
 
@@ -106,10 +110,10 @@ def read_dtype(message: Any) -> np.dtype[Any]:
 
 def dtype_kind(dtype: np.dtype[Any]) -> int:
     """The protocol's number of a dtype. StatusError where it has none."""
-    try:
-        return _KIND_NUMBERS[dtype]
-    except KeyError:
-        raise StatusError("UNIMPLEMENTED", f"dtype {dtype} has no number in the IFRT protocol") from None
+    number = _KIND_NUMBERS.get(dtype)
+    if number is None:
+        raise StatusError("UNIMPLEMENTED", f"dtype {dtype} has no number in the IFRT protocol")
+    return number
 
 
 def mlir_dtype(element_type: str) -> np.dtype[Any]:
@@ -137,8 +141,8 @@ def read_strides(message: Any) -> tuple[int, ...] | None:
 class Sharding:
     """Where the shards of an array are: devices in order, and how it is cut.
 
-    Cut by `op_sharding` (a serialized `xla.OpSharding`); or into even tiles of `shard_shape` in order of the devices; or,
-    with neither, not at all: one device, or the whole on each.
+    Cut by `op_sharding` (a serialized `xla.OpSharding`), or into even tiles of `shard_shape` in order of the devices.
+    With neither it is not cut: one device, or the whole on each.
     """
 
     devices: tuple[int, ...]
@@ -148,7 +152,7 @@ class Sharding:
 
 
 def read_sharding(message: Any) -> Sharding:
-    """The sharding of a `ShardingProto`. StatusError for a kind that JAX does not use, or for bytes that are no sharding."""
+    """The sharding of a `ShardingProto`. StatusError for a kind that JAX does not use, and for bytes that are none."""
     serialized = message.serialized_sharding
     kind = serialized.type_name.rpartition("::")[2]
     reader = _SHARDING_READERS.get(kind)
@@ -260,9 +264,10 @@ def write_strings(strings: Sequence[bytes]) -> bytes:
 
 
 def choose_version(request: Any) -> tuple[Any, str]:
-    """(a `GrpcGetVersionResponse`, why there is no version that both sides speak or ""). Of what the client offers, its newest.
+    """(a `GrpcGetVersionResponse`, why there is no version that both sides speak or "").
 
-    From 15 on, the versions of the protocol have only added to it, so that a newer client is served as it is.
+    It is the client's newest. From 15 on, the versions of the protocol have only added to it, so that a newer client is
+    served as it is.
     """
     newest = request.max_version.protocol_version
     answer = GetVersionResponse()
@@ -270,11 +275,5 @@ def choose_version(request: Any) -> tuple[Any, str]:
     if newest >= OLDEST_PROTOCOL:
         return answer, ""
     client = f"{request.min_version.protocol_version} to {newest}"
-    return answer, f"the client speaks protocol version {client}, this server {OLDEST_PROTOCOL} and newer (jaxlib {_jaxlib()})"
-
-
-OLDEST_PROTOCOL: Final = 15
-
-
-def _jaxlib() -> str:
-    return importlib.metadata.version("jaxlib")
+    server = f"{OLDEST_PROTOCOL} or newer (jaxlib {importlib.metadata.version('jaxlib')})"
+    return answer, f"no common protocol version: the client speaks {client}, this server {server}"
