@@ -54,9 +54,10 @@ def check_same(devices: Devices, cpu_devices: Devices) -> Callable[[Program], No
 
 def assert_identical(actual: Any, expected: Any) -> None:
     """Trees of arrays with the same structure, dtypes, shapes and bits (so NaN equals the same NaN)."""
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for got, wanted in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        got, wanted = np.asarray(got), np.asarray(wanted)
+    leaves, structure = jax.tree.flatten(actual)
+    expected_leaves, expected_structure = jax.tree.flatten(expected)
+    assert str(structure) == str(expected_structure)
+    for got, wanted in zip(map(np.asarray, leaves), map(np.asarray, expected_leaves), strict=True):
         assert (got.dtype, got.shape) == (wanted.dtype, wanted.shape)
         assert got.tobytes() == wanted.tobytes(), f"{got}\nis not\n{wanted}"
 

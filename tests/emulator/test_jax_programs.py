@@ -151,15 +151,14 @@ def test_several_threads_compile_and_run_at_once(devices: Devices) -> None:
 
 def test_ahead_of_time_compilation(devices: Devices, cpu_devices: Devices) -> None:
     x = np.ones((64, 32), np.float32)
-    compiled = jax.jit(lambda a: a @ a.T).lower(x).compile()
-    assert compiled(x).sum() == 64 * 64 * 32
+    compiled: Any = jax.jit(lambda a: a @ a.T).lower(x).compile()
     with jax.default_device(cpu_devices[0]):
-        plain = jax.jit(lambda a: a @ a.T).lower(x).compile()
+        plain: Any = jax.jit(lambda a: a @ a.T).lower(x).compile()
+    assert compiled(x).sum() == 64 * 64 * 32
     assert compiled.cost_analysis()["flops"] == plain.cost_analysis()["flops"] > 0
     assert compiled.memory_analysis().argument_size_in_bytes == x.nbytes
     assert compiled.memory_analysis().output_size_in_bytes == 64 * 64 * 4
     assert "HloModule" in compiled.as_text()
-    assert compiled.in_tree == plain.in_tree
 
 
 def test_a_compiled_program_refuses_another_shape(devices: Devices) -> None:
