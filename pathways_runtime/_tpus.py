@@ -29,7 +29,6 @@ class Generation:
     tensorcores_per_chip: int
     jax_devices_per_chip: int
     hbm_gib_per_chip: int
-    needs_workload_policy: bool = False
 
     def __str__(self) -> str:
         return self.name

@@ -1,7 +1,8 @@
 """Jobs kept in files: the fields of a JobSpec in YAML, under the names of their flags in snake case.
 
 Every scalar is the text that stands in the file, whatever YAML would make of it, and is read as the flag would read it:
-`1e-5`, `0o17` and `y` stay what they are.
+`1e-5`, `0o17` and `y` stay what they are. Of the arguments of a Pathways server, a string is split as a shell would,
+and of a list each item is one argument.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ def read(path: Path) -> dict[str, Any]:
         if option.name in found:
             raise SpecError(f"{_place(path, key)}: key {key.value!r} is given twice")
         try:
-            texts = _texts(option, value)
-            found[option.name] = option.text.read(texts) if texts else option.default
+            found[option.name] = _value(option, value)
         except ValueError as exc:
             raise SpecError(f"{_place(path, key)}: {key.value}: {exc}") from exc
     return found
@@ -53,7 +53,7 @@ def write(spec: specs.JobSpec) -> str:
 def _node(option: Option, value: Any) -> yaml.Node:
     import yaml
 
-    texts = option.text.write(value)
+    texts = value if _one_each(option) else option.text.write(value)
     if option.text.repeatable:
         return yaml.SequenceNode("tag:yaml.org,2002:seq", [_text_node(text) for text in texts], flow_style=False)
     if option.text.kind in (int, bool):
@@ -102,6 +102,20 @@ def _nearest(key: str, options: dict[str, Option]) -> str:
     names = {flag.lstrip("-").replace("-", "_"): name for name, option in options.items() for flag in option.flags}
     near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
     return f"did you mean {names[near[0]]!r}?" if near else f"want one of {', '.join(options)}"
+
+
+def _value(option: Option, node: yaml.Node) -> Any:
+    import yaml
+
+    texts = _texts(option, node)
+    if _one_each(option) and isinstance(node, yaml.SequenceNode):
+        return tuple(texts)
+    return option.text.read(texts) if texts else option.default
+
+
+def _one_each(option: Option) -> bool:
+    """Whether a list of this option's holds what its flag for a single argument takes, item by item."""
+    return option.single is not None
 
 
 def _texts(option: Option, node: yaml.Node) -> list[str]:

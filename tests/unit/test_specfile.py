@@ -139,6 +139,16 @@ def test_scalars_are_the_text_that_stands_in_the_file(tmp_path: Path) -> None:
     }
 
 
+def test_arguments_are_split_in_a_string_and_one_each_in_a_list(tmp_path: Path) -> None:
+    found = _read(tmp_path, """pathways_worker_args: --a=1 --b='2 3'\npathways_server_args: [--a=1, "--b='2 3' 4"]\n""")
+    assert found == {
+        "pathways_worker_args": ("--a=1", "--b=2 3"),
+        "pathways_server_args": ("--a=1", "--b='2 3' 4"),
+    }
+    spec = JobSpec(name="a", command="x", compute_type="v6e-16", pathways_worker_args=("--a=1", "--b=2 3"))
+    assert specfile.write(spec).endswith("pathways_worker_args:\n- --a=1\n- --b=2 3\n")
+
+
 def test_an_empty_file_gives_nothing_and_a_key_without_a_value_its_default(tmp_path: Path) -> None:
     assert _read(tmp_path, "") == {}
     assert _read(tmp_path, "# a job\nnum_slices:\nenv:\n") == {"num_slices": 1, "env": ()}
