@@ -60,13 +60,13 @@ def _run_proxy(settings: Settings) -> int:
     assert settings.resource_manager is not None
     with StopSignals() as stop:
         follower = Follower(settings.resource_manager, settings.token)
-        topology = follower.connect(stop)
+        topology = follower.connect(stop.fileno())
         if topology is None:
             return exit_code(stop.wait())
         slices = Slices(topology.num_slices)
         server = _start_server(settings, topology, slices)
         try:
-            follower.follow(slices, stop)
+            follower.follow(slices, stop.fileno())
             received = stop.wait()
         finally:
             server.stop()

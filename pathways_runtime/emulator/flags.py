@@ -11,7 +11,7 @@ import difflib
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -107,16 +107,15 @@ def port_number(text: str) -> int:
     return int(text)
 
 
-def at_least(least: int) -> type[int]:
-    """For argparse: a whole number that is not below `least`."""
+def at_least(least: int) -> Callable[[str], int]:
+    """For argparse: takes a whole number that is not below `least`."""
 
-    class Number(int):
-        def __new__(cls, text: str) -> Number:
-            if not text.isascii() or not text.isdigit() or int(text) < least:
-                raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
-            return super().__new__(cls, text)
+    def number(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or len(text) > 9 or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least}")
+        return int(text)
 
-    return Number
+    return number
 
 
 def check_xla_flags(parser: Parser, flags: Sequence[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pathways_runtime.emulator import link
-from pathways_runtime.emulator.process import StopSignals, say
+from pathways_runtime.emulator.process import say
 from pathways_runtime.emulator.slices import Slices, Topology
 
 CONNECT_TIMEOUT_S: Final = 60.0
@@ -24,31 +24,31 @@ class Follower:
         self._generations: dict[int, int] = {}
         self._link: link.Link | None = None
 
-    def connect(self, stop: StopSignals, timeout_s: float = CONNECT_TIMEOUT_S) -> Topology | None:
-        """What the resource manager emulates, or None when a stop signal came first. LinkError where there is none."""
-        self._link = link.connect(self._address, self._hello, timeout_s, stop.fileno())
+    def connect(self, stop_fd: int, timeout_s: float = CONNECT_TIMEOUT_S) -> Topology | None:
+        """What the resource manager emulates, or None when `stop_fd` became readable. LinkError where there is none."""
+        self._link = link.connect(self._address, self._hello, timeout_s, stop_fd)
         return None if self._link is None else _topology(self._link.welcome)
 
-    def follow(self, slices: Slices, stop: StopSignals) -> None:
-        """Marks slices up and down until a stop signal comes. `connect` comes first.
+    def follow(self, slices: Slices, stop_fd: int) -> None:
+        """Marks slices up and down until `stop_fd` becomes readable. `connect` comes first.
 
         LinkError when the resource manager does not want this proxy any more, or has become one of another topology.
         """
         while self._link is not None:
             lost = self._link
             try:
-                lost.follow(lambda message: self._hear(slices, message), stop.fileno())
+                lost.follow(lambda message: self._hear(slices, message), stop_fd)
                 lost.close(goodbye="the proxy server ends")
                 return
             except link.LinkError as error:
                 lost.close()
                 say(f"resource manager: {error}; connecting again")
-            self._link = self._connect_again(slices, lost.welcome, stop)
+            self._link = self._connect_again(slices, lost.welcome, stop_fd)
 
-    def _connect_again(self, slices: Slices, before: link.Welcome, stop: StopSignals) -> link.Link | None:
+    def _connect_again(self, slices: Slices, before: link.Welcome, stop_fd: int) -> link.Link | None:
         while True:
             try:
-                found = link.connect(self._address, self._hello, before.silence_s, stop.fileno())
+                found = link.connect(self._address, self._hello, before.silence_s, stop_fd)
                 break
             except link.RefusedError:
                 raise

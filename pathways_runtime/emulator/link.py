@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Final
 
 VERSION: Final = 1
@@ -102,7 +102,7 @@ _TYPES: Final = {"int": int, "str": str, "bool": bool, "float": float}
 
 def encode(message: Message) -> bytes:
     """One line, newline included."""
-    return json.dumps({"kind": _NAMES[type(message)], **asdict(message)}).encode() + b"\n"
+    return json.dumps({"kind": _NAMES[type(message)], **vars(message)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Message:
