@@ -36,6 +36,10 @@ class ApiError(BackendError):
         self.object_name = object_name
 
 
+class ForbiddenError(AuthError):
+    """The user is known and may not do this."""
+
+
 class StreamDroppedError(BackendUnavailableError):
     """A stream ended before the server said that it was over."""
 
@@ -190,8 +194,9 @@ class Kube:
                 f"cluster {self.context!r} does not accept the credentials: {said}",
                 hints=("log in: gcloud auth login", "the plugin must be installed: gke-gcloud-auth-plugin --version"),
             )
-        if code == 403:
-            return AuthError(
+        # Webhooks refuse with 403 as well, and then it is the object, not the user.
+        if code == 403 and "admission webhook" not in said:
+            return ForbiddenError(
                 f"cluster {self.context!r} does not allow this: {said}",
                 hints=("ask for the role roles/container.developer, or check: kubectl auth can-i create jobsets",),
             )
@@ -204,11 +209,14 @@ def connect(context: str | None, namespace: str = "", *, how: str) -> Kube:
     Nothing is sent yet. Raises ConfigError where the kubeconfig does not have the context; `how` is the command that
     adds it.
     """
+    file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
+    if not any(Path(part).is_file() for part in file.split(os.pathsep) if part):
+        raise ConfigError(f"there is no kubeconfig {file!r}", hints=(how,))
+
     from kubernetes import client
     from kubernetes import config as untyped_config
 
     config: Any = untyped_config
-    file = os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")
     contexts, current = _contexts(config, file)
     name = context or current
     if name not in contexts:

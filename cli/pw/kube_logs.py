@@ -73,7 +73,8 @@ class ContainerLog:
         self._uid = metadata["uid"]
         self._cursor = Cursor(since)
         self._read_run = -1  # the restart count of the last run that was read to its end
-        self._begun = False  # whether a line of the run after that one was given
+        self._run = 0  # that of the run that is read
+        self._begun = False  # whether a line of it was given
         self._stream: Stream | None = None
         self._closed = threading.Event()
 
@@ -85,7 +86,6 @@ class ContainerLog:
     def read(self, *, follow: bool, tail: int | None = None) -> Iterator[LogLine]:
         """The lines after those that were given. With `follow` until the run of the container has ended or `close`;
         without, until the present end, at most `tail` of each run. `done` is set when no line can come any more."""
-        self._closed.clear()
         failures = 0
         while not self._closed.is_set():
             try:
@@ -93,7 +93,7 @@ class ContainerLog:
                 for line in self._rest(follow=follow, tail=tail):
                     count += 1
                     yield line
-                if self.done or self._settled() or not follow:
+                if self.done or not follow or self._settled():
                     return
                 failures = 0 if count else failures + 1
             except BackendUnavailableError as exc:
@@ -104,8 +104,12 @@ class ContainerLog:
                     return
             self._closed.wait(min(0.1 * 2**failures, _LONGEST_PAUSE_S))
 
+    def reopen(self) -> None:
+        """Lets `read` be called again after `close`."""
+        self._closed.clear()
+
     def close(self) -> None:
-        """Ends a `read` that waits, from any thread."""
+        """Ends the `read` that runs or comes next, from any thread."""
         self._closed.set()
         if self._stream is not None:
             self._stream.close()
@@ -117,10 +121,10 @@ class ContainerLog:
             self.done = True
             return
         status = status_of(pod, self.container)
-        count = status.get("restartCount", 0)
-        if self._read_run < count - 1 and "waiting" not in status.get("state", {}):
+        self._run = status.get("restartCount", 0)
+        if self._read_run < self._run - 1 and "waiting" not in status.get("state", {}):
             yield from self._lines(previous=True, follow=False, tail=tail)
-            self._run_ended(count - 1)
+            self._read_run, self._begun = self._run - 1, False
         yield from self._lines(previous=False, follow=follow, tail=tail)
         self.done = pod_ended(pod)
 
@@ -131,13 +135,10 @@ class ContainerLog:
             self.done = True
             return True
         status = status_of(pod, self.container)
-        if "running" in status.get("state", {}) or status.get("restartCount", 0) > self._read_run + 1:
+        if "running" in status.get("state", {}) or status.get("restartCount", 0) > self._run:
             return False
-        self._run_ended(status.get("restartCount", 0))
+        self._read_run, self._begun = self._run, False
         return True
-
-    def _run_ended(self, count: int) -> None:
-        self._read_run, self._begun = count, False
 
     def _pod(self) -> Json | None:
         """The pod as it is, None when it is gone."""
