@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass
 from datetime import datetime
 
 from pw.errors import SpecError
+
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+_SCOPE = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9.:_]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +28,9 @@ class JobRef:
     def parse(cls, text: str, *, backend: str) -> JobRef:
         """The reference in `text`, which is one that `str()` gave or the bare name of a job of `backend`."""
         scheme, separator, rest = text.partition("://")
-        if not separator:
-            scheme, rest = backend, text
-        *scope, name = rest.split("/")
-        if not scheme or not name:
+        scheme, (*scope, name) = (scheme, rest.split("/")) if separator else (backend, [text])
+        # Parts become parts of paths and URLs.
+        if not scheme or not _NAME.fullmatch(name) or not all(_SCOPE.fullmatch(part) for part in scope):
             raise SpecError(f"{text!r} names no job: want NAME or BACKEND://NAME (pw job list)")
         return cls(scheme, name, tuple(scope))
 

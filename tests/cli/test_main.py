@@ -10,18 +10,6 @@ from typing import Any
 import pytest
 
 RunPw = Callable[..., Any]
-HEAVY = ("jax", "jaxlib", "kubernetes", "google.cloud", "google.auth", "grpc", "ray", "numpy")
-
-
-def loaded_modules(*arguments: str) -> set[str]:
-    """What a `pw` command has imported by the time it is over."""
-    script = "import sys; from pw.__main__ import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    command = [sys.executable, "-c", script, *arguments]
-    return set(subprocess.run(command, capture_output=True, text=True, check=True).stderr.split())
-
-
-def heavy(modules: set[str], names: Sequence[str] = HEAVY) -> set[str]:
-    return {module for module in modules if any(module == name or module.startswith(f"{name}.") for name in names)}
 
 
 def test_help_names_the_commands(run_pw: RunPw) -> None:
@@ -36,16 +24,6 @@ def test_without_a_command_help_is_shown(run_pw: RunPw, arguments: Sequence[str]
     result = run_pw(*arguments)
     assert result.code == 0
     assert "Commands" in result.out
-
-
-def test_help_loads_nothing_that_a_command_needs() -> None:
-    assert not heavy(loaded_modules("--help"), (*HEAVY, "psutil", "yaml", "jinja2", "pw.specs", "pw.backends"))
-
-
-def test_a_dry_run_loads_neither_jax_nor_a_cluster_client() -> None:
-    modules = loaded_modules("job", "submit", "--compute-type", "v6e-8", "--dry-run", "--", "true")
-    assert "yaml" in modules
-    assert not heavy(modules)
 
 
 def test_version_is_the_package_s(run_pw: RunPw) -> None:
