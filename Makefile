@@ -31,7 +31,7 @@ soak: .venv/.dev
 	pytest -q -m soak
 
 bench: .venv/.dev
-	python benchmarks/run.py
+	@for each in benchmarks/*.py; do echo "== $$each"; python "$$each" || exit 1; done
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
