@@ -25,6 +25,8 @@ GENERATED_SUFFIX = "-xxxxx"
 # The letters that Kubernetes uses for such: no vowels and nothing that looks like another.
 _ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 _RANDOM_CHARACTERS = 4
+# Characters of a subdomain that is suggested.
+_SHORT = 8
 
 
 def job_name(name: str, replicated_job: str, index: int) -> str:
@@ -77,13 +79,17 @@ def check(name: str, *, subdomain: str = "") -> None:
 
 
 def _advice(name: str, subdomain: str) -> str:
+    ways: list[str] = []
     room = max_length(subdomain)
-    advice = f"want at most {max(room, 0)} characters, such as {_fixed(name, room)!r}" if room > 0 else ""
-    spare = MAX_LABEL - len(head_pod(name) + ".")
-    if len(name) > max_length("p"):
-        return advice
-    shorter = _fixed(subdomain or name, min(8, spare))
-    return ", ".join(filter(None, (advice, f"or a shorter --subdomain, such as {shorter!r}")))
+    if room > 0:
+        ways.append(f"a name of at most {room} characters, such as {_fixed(name, room)!r}")
+    if len(name) <= max_length("p"):
+        spare = MAX_LABEL - len(head_pod(name) + ".")
+        shorter = _fixed(subdomain or name, min(_SHORT, spare))
+        ways.append(f"a --subdomain of at most {spare}, such as {shorter!r}")
+    if not ways:
+        ways.append(f"no --subdomain and a name such as {_fixed(name, max_length())!r}")
+    return f"want {', or '.join(ways)}"
 
 
 def _check_label(what: str, text: str) -> None:

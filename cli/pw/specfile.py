@@ -77,7 +77,7 @@ def _root(path: Path) -> yaml.MappingNode | None:
         root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.BaseLoader)
     except (OSError, UnicodeDecodeError) as exc:
         raise SpecError(f"spec file {str(path)!r} cannot be read: {exc}") from exc
-    except yaml.YAMLError as exc:
+    except (yaml.YAMLError, RecursionError) as exc:
         raise SpecError(f"spec file {str(path)!r} is not YAML: {exc}") from exc
     if root is not None and not isinstance(root, yaml.MappingNode):
         raise SpecError(f"{_place(path, root)}: want keys such as name and compute_type, each with its value")

@@ -56,8 +56,8 @@ def test_a_name_of_23_characters_breaks_the_coordinator_label() -> None:
     name = "exp-llama-sft-2026-09-a"
     assert _refusal(name) == (
         f"job name {name!r} is too long: the label of its coordinator '{name}-pathways-head-0-0.{name}' has 65 "
-        "characters and may have 63; want at most 22 characters, such as 'exp-llama-sft-2026-09', or a shorter "
-        "--subdomain, such as 'exp-llam'"
+        "characters and may have 63; want a name of at most 22 characters, such as 'exp-llama-sft-2026-09', or a "
+        "--subdomain of at most 21, such as 'exp-llam'"
     )
 
 
@@ -65,8 +65,11 @@ def test_a_long_subdomain_breaks_the_coordinator_label() -> None:
     message = _refusal("a" * 30, "b" * 20)
     assert f"'{'a' * 30}-pathways-head-0-0.{'b' * 20}' has 69 characters" in message
     assert message.endswith(
-        "want at most 24 characters, such as 'aaaaaaaaaaaaaaaaaaaaaaaa', or a shorter --subdomain, such as 'bbbbbbbb'"
+        "want a name of at most 24 characters, such as 'aaaaaaaaaaaaaaaaaaaaaaaa', or a --subdomain of at most 14, "
+        "such as 'bbbbbbbb'"
     )
+    assert _refusal("a", "b" * 50).endswith("; want a --subdomain of at most 43, such as 'bbbbbbbb'")
+    assert _refusal("a" * 45, "b" * 50).endswith(f"; want no --subdomain and a name such as '{'a' * 22}'")
 
 
 def test_a_name_of_40_characters_breaks_the_pod_whatever_the_subdomain() -> None:

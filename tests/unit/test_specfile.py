@@ -180,7 +180,11 @@ def test_a_file_that_is_wrong_is_refused_with_its_line(tmp_path: Path, text: str
     assert _refusal(tmp_path, text).startswith(message)
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: b: c", "a: 1\n---\nb: 2\n", "a: *unknown", "\tname: a", "name: \x01"])
+@pytest.mark.parametrize(
+    "text",
+    ["a: [", "a: b: c", "a: 1\n---\nb: 2\n", "a: *unknown", "\tname: a", "name: \x01", "[" * 9999],
+    ids=lambda text: text[:9],
+)
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path, text: str) -> None:
     assert "is not YAML: " in _refusal(tmp_path, text)
 
