@@ -138,11 +138,12 @@ def _show(plan: Plan, form: str, out: Path | None) -> None:
 
 
 def _tell_plan(plan: Plan, settings: Settings) -> None:
+    why = ""
     if plan.backend == "local" and not settings.backend:
-        console.say("backend local: no cluster is configured (--cluster, PW_CLUSTER or --backend)")
-    else:
-        where = f", cluster {settings.cluster} from {settings.sources['cluster']}" if plan.backend == "gke" else ""
-        console.say(f"backend {plan.backend}{where}")
+        why = ": no cluster is configured (--cluster, PW_CLUSTER or --backend)"
+    elif plan.backend == "gke" and settings.cluster:
+        why = f": cluster {settings.cluster}, from {settings.sources['cluster']}"
+    console.say(f"backend {plan.backend}{why}")
     for note in plan.notes:
         console.say(note)
 
