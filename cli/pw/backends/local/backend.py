@@ -1,0 +1,236 @@
+"""The local backend: runs a job's JobSet on this machine, each job in the care of a controller process of its own."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dataclasses
+import importlib.util
+import os
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from pathways_runtime import _contract
+from pw.backends.local import cleanup, events, features, images, logfiles
+from pw.backends.local.jobs import Backoff
+from pw.backends.local.metadata import Names
+from pw.backends.local.report import BACKEND, job_status, reference
+from pw.backends.local.start import start_controller
+from pw.backends.local.state import JobDir, State, locked, now
+from pw.backends.local.store import Store
+from pw.config import Settings
+from pw.errors import BackendError, BackendUnavailableError, JobNotFoundError, WaitTimeoutError
+from pw.specs import JobSpec, Plan
+from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
+
+# What the emulator cannot do without; looked for, never imported.
+_EMULATOR_PACKAGES = ("jaxlib", "grpc")
+
+
+class LocalBackend:
+    """Jobs under `settings.state_dir`. `clock` says what time it is when jobs expire."""
+
+    name = BACKEND
+
+    def __init__(self, settings: Settings, *, clock: Callable[[], datetime] = now) -> None:
+        self._settings = settings
+        self._store = Store(settings.state_dir)
+        self._clock = clock
+
+    def plan(self, spec: JobSpec) -> Plan:
+        """The manifest that a cluster gets too, with this machine's image and scratch folder where none is named.
+
+        Raises SpecError for what cannot run here, BackendUnavailableError where the emulator is not installed.
+        """
+        from pw.proof import prove
+        from pw.render import render
+
+        _check_emulator(self._settings.emulator_python)
+        scratch = spec.gcs_scratch_location or str(self._store.folder(spec.name).scratch)
+        local = dataclasses.replace(spec, image=spec.image or _contract.SHELL_IMAGE, gcs_scratch_location=scratch)
+        manifest = render(local)
+        prove(manifest, local)
+        features.check(manifest)
+        return Plan(backend=BACKEND, spec=spec, manifest=manifest, notes=features.notes(manifest))
+
+    def submit(self, plan: Plan, *, replace: bool = False) -> JobRef:
+        """Starts the job and returns once its controller lives. Its containers run in this process' folder and with
+        its PATH. Raises JobExistsError."""
+        features.check(plan.manifest)
+        name = str(plan.manifest["metadata"]["name"])
+        with _translated(name), ExitStack() as locks:
+            static, state = self._static(name, plan.spec), _first_state(plan.manifest)
+            files = {"manifest.json": plan.manifest, "job.json": static, "state.json": state}
+            lock_fd = self._store.create(name, files, replace=replace, locks=locks)
+            job = self._store.folder(name)
+            try:
+                start_controller(job, lock_fd=lock_fd, uid=static["uid"])
+            except BackendError as exc:
+                job.write_state(state | {"state": JobState.FAILED, "reason": str(exc), "finished": now().isoformat()})
+                raise
+        return reference(name)
+
+    def _static(self, name: str, spec: JobSpec) -> dict[str, Any]:
+        backoff = Backoff(self._settings.local_backoff_s)
+        return {
+            "name": name,
+            "uid": str(uuid.uuid4()),
+            "created": now().isoformat(),
+            "compute_type": spec.compute_type,
+            "num_slices": spec.num_slices,
+            "cwd": str(Path.cwd()),
+            "env": images.inherited(os.environ),
+            "python": self._settings.emulator_python,
+            "backoff_base_s": backoff.base_s,
+            "backoff_cap_s": max(backoff.base_s, backoff.cap_s),
+        }
+
+    def get(self, ref: JobRef) -> JobStatus:
+        """The job as it is now; one whose controller was killed is cleaned up first."""
+        with _translated(ref.name):
+            self._store.expire(self._clock())
+            return _status(self._store.find(ref.name))
+
+    def list(self) -> builtins.list[JobStatus]:
+        """All jobs, newest first."""
+        with _translated("?"):
+            self._store.expire(self._clock())
+            statuses = []
+            for job in self._store.all():
+                with contextlib.suppress(FileNotFoundError):
+                    statuses.append(_status(job))
+        return sorted(statuses, key=lambda status: status.created, reverse=True)
+
+    def cancel(self, ref: JobRef) -> None:
+        """SIGTERM to all processes of the job, SIGKILL after its grace period; returns when it is over."""
+        with _translated(ref.name):
+            job = self._store.find(ref.name)
+            with _watching(job) as watch:
+                if watch is not None:
+                    cleanup.stop_controller(job)
+                    while watch.wait():
+                        pass
+            cleanup.settle(job, wait=True)
+
+    def delete(self, ref: JobRef) -> None:
+        """Removes a finished job with its logs."""
+        with _translated(ref.name):
+            self._store.remove(self._store.find(ref.name))
+
+    def logs(self, ref: JobRef, query: LogQuery) -> Iterator[LogLine]:
+        """Lines in order of time, over the restarts of containers and of the whole set."""
+        return self._logs(self._store.find(ref.name), query)
+
+    def _logs(self, job: JobDir, query: LogQuery) -> Iterator[LogLine]:
+        with _translated(job.name):
+            if not query.follow:
+                yield from logfiles.read(job, query)
+                return
+            with _watching(job) as watch:
+                yield from logfiles.follow(job, query, wait=watch.wait if watch else lambda: False)
+
+    def wait(self, ref: JobRef, *, timeout_s: float | None = None) -> JobStatus:
+        """The final status. Raises WaitTimeoutError after `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with _translated(ref.name):
+            job = self._store.find(ref.name)
+            with _watching(job) as watch:
+                try:
+                    while watch is not None and watch.wait(deadline):
+                        pass
+                except TimeoutError:
+                    raise WaitTimeoutError(
+                        f"job {ref.name!r} has not ended after {timeout_s:g} s; it goes on",
+                        hints=(f"pw job wait {ref.name}", f"pw job cancel {ref.name}"),
+                    ) from None
+            return job_status(job.job(), cleanup.settle(job, wait=True))
+
+    @contextlib.contextmanager
+    def connect(self, ref: JobRef, port: int) -> Iterator[str]:
+        """`127.0.0.1:N` of a server of the head; a port that is no Pathways server's is the command's own, as it is."""
+        with _translated(ref.name):
+            job = self._store.find(ref.name)
+            state, manifest = cleanup.settle(job), job.manifest()
+        if JobState(state["state"]).final:
+            raise BackendError(f"job {ref.name!r} is {state['state']}: nothing listens any more")
+        real = state["ports"].get(str(port))
+        if real is None and port in _server_ports(manifest):
+            raise BackendError(
+                f"job {ref.name!r} does not listen on port {port} yet", hints=(f"pw job status {ref.name}",)
+            )
+        yield f"{events.LOOPBACK}:{real or port}"
+
+
+def _check_emulator(python: str) -> None:
+    if python != sys.executable:
+        missing = [] if shutil.which(python) else [f"program {python!r}"]
+    else:
+        missing = [name for name in _EMULATOR_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise BackendUnavailableError(
+            f"the local backend runs the emulator, and there is no {' and no '.join(missing)} for it",
+            hints=("pip install 'pathways-launcher[local]'",),
+        )
+
+
+def _first_state(manifest: Mapping[str, Any]) -> State:
+    names = Names(manifest)
+    pending = {"state": "pending", "hosts": names.hosts, "hosts_ready": 0, "restarts": 0}
+    return {
+        "state": JobState.PENDING,
+        "reason": "",
+        "started": None,
+        "finished": None,
+        "restarts": 0,
+        "max_restarts": int(manifest["spec"].get("failurePolicy", {}).get("maxRestarts", 0)),
+        "exit_code": None,
+        "pid": 0,
+        "event_port": 0,
+        "ports": {},
+        "slices": [{"index": index, **pending} for index in range(names.slices)],
+        "pods": [],
+    }
+
+
+def _server_ports(manifest: Mapping[str, Any]) -> set[int | None]:
+    names = Names(manifest)
+    pod = names.pod_spec(names.coordinator[0].replicated_job)
+    containers = (*pod.get("initContainers", ()), *pod["containers"])
+    return {images.server_port(container) for container in containers if images.is_emulated(container)}
+
+
+def _status(job: JobDir) -> JobStatus:
+    return job_status(job.job(), cleanup.settle(job))
+
+
+@contextlib.contextmanager
+def _watching(job: JobDir) -> Iterator[events.Watch | None]:
+    """A connection that tells of changes, or None when the job is over."""
+    with locked(job.starting, shared=True):
+        # A `submit` in another process may still be at work.
+        state = cleanup.settle(job)
+    if JobState(state["state"]).final:
+        yield None
+        return
+    with events.watch(state["event_port"], job.job()["uid"]) as watch:
+        yield watch
+
+
+@contextlib.contextmanager
+def _translated(name: str) -> Iterator[None]:
+    """Errors of the file system as those of a backend."""
+    try:
+        yield
+    except FileNotFoundError as exc:
+        raise JobNotFoundError(f"the record of local job {name!r} is gone: {exc}", hints=("pw job list",)) from exc
+    except OSError as exc:
+        raise BackendError(f"the state of local job {name!r} cannot be kept: {exc}") from exc
+    except ValueError as exc:
+        raise BackendError(f"the record of local job {name!r} cannot be read: {exc}") from exc

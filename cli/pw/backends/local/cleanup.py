@@ -1,0 +1,111 @@
+"""What the next command does for a job whose controller is gone: ends what is left of it and records the truth."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import datetime, timedelta
+from typing import Any
+
+from pathways_runtime import _contract
+from pw.backends.local import processes
+from pw.backends.local.state import JobDir, State, if_free, locked, now
+from pw.status import JobState
+
+CONTROLLER_LOST = "ControllerLost"
+# What is left has lost its controller and with it its pipes; it gets this long to end by itself.
+STRAY_GRACE_S = 2.0
+
+
+def settle(job: JobDir, *, wait: bool = False, grace_s: float = STRAY_GRACE_S) -> State:
+    """The job's true state. If nobody runs a job that is not over, its processes are ended and it has failed.
+
+    With `wait` the state is final: the call returns when the controller has let go. Raises OSError when the record is
+    gone or cannot be written.
+    """
+    state = job.state()
+    if JobState(state["state"]).final:
+        return state
+    with locked(job.lock) if wait else if_free(job.lock) as free:
+        if free is False:
+            return state
+        state = job.state()
+        if not JobState(state["state"]).final:
+            end_strays(job.job()["uid"], grace_s=grace_s)
+            state = _lost(state)
+            job.write_state(state)
+    return state
+
+
+def stop_controller(job: JobDir) -> None:
+    """Tells the controller to end the job; does nothing when there is none any more."""
+    import psutil
+
+    uid = job.job()["uid"]
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(job.state()["pid"])
+        # While the lock is held the number cannot have gone to another process; the environment is the proof.
+        with if_free(job.lock) as free:
+            if not free and process.environ().get(_contract.LOCAL_JOB_UID) == uid:
+                process.terminate()
+
+
+def end_strays(uid: str, *, grace_s: float) -> None:
+    """Ends every process of a job: SIGTERM, `grace_s` seconds, then SIGKILL until none is left."""
+    import psutil
+
+    found = _processes(uid)
+    for process in found:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    psutil.wait_procs(found, timeout=grace_s)
+    while left := _processes(uid):
+        processes.kill([process.pid for process in left])
+        psutil.wait_procs(left, timeout=1)
+
+
+def _processes(uid: str) -> list[Any]:
+    import psutil
+
+    found = []
+    for pid in processes.of_job(uid):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found
+
+
+def _lost(state: State) -> State:
+    running = [
+        f"{pod['name']}/{container['name']}"
+        for pod in state["pods"]
+        for container in pod["containers"]
+        if container["state"] == "running"
+    ]
+    what = f"; it ran {', '.join(running)}" if running else ""
+    return state | {
+        "state": JobState.FAILED,
+        "reason": f"{CONTROLLER_LOST}: the controller of this job was killed{what}",
+        "finished": now().isoformat(),
+        "slices": [slice | {"state": "down", "hosts_ready": 0} for slice in state["slices"]],
+        "pods": [_ended(pod) for pod in state["pods"]],
+    }
+
+
+def _ended(pod: dict[str, Any]) -> dict[str, Any]:
+    if pod["phase"] in ("Succeeded", "Failed"):
+        return pod
+    containers = [
+        container | {"state": "terminated", "exit_code": 137, "reason": CONTROLLER_LOST}
+        if container["state"] == "running"
+        else container
+        for container in pod["containers"]
+    ]
+    return pod | {"phase": "Failed", "reason": CONTROLLER_LOST, "containers": containers}
+
+
+def expired(job: JobDir, at: datetime) -> bool:
+    """Whether the job is over, and its manifest's `ttlSecondsAfterFinished` was at `at`."""
+    finished = job.state()["finished"]
+    ttl_s = job.manifest()["spec"].get("ttlSecondsAfterFinished")
+    if ttl_s is None or finished is None:
+        return False
+    return at >= datetime.fromisoformat(finished) + timedelta(seconds=ttl_s)

@@ -1,0 +1,84 @@
+"""How a controller wakes those who watch its job: a byte on a loopback connection for each change.
+
+Nothing else crosses it, and what a client sends is not read. The end of the connection is the end of the controller,
+however it came about, since the kernel closes what a killed process held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+LOOPBACK = "127.0.0.1"
+
+
+class Bell:
+    """The controller's side. `ring` may be called often: a client that lags gets one byte for many changes."""
+
+    def __init__(self, uid: str) -> None:
+        self._greeting = uid.encode()
+        self._clients: set[asyncio.WriteTransport] = set()
+
+    async def open(self) -> int:
+        """Listens on a free loopback port for as long as the event loop runs, and returns it."""
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: _Client(self._greeting, self._clients), LOOPBACK, 0)
+        return int(server.sockets[0].getsockname()[1])
+
+    def ring(self) -> None:
+        for client in self._clients:
+            if client.get_write_buffer_size() == 0:
+                client.write(b".")
+
+
+class _Client(asyncio.Protocol):
+    """One watcher, as long as it is connected."""
+
+    def __init__(self, greeting: bytes, clients: set[asyncio.WriteTransport]) -> None:
+        self._greeting = greeting
+        self._clients = clients
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+        transport.write(self._greeting)
+        self._clients.add(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._clients.discard(self._transport)
+
+
+class Watch:
+    """A watcher's side, of the controller that greets with `uid` on `port`."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def wait(self, deadline: float | None = None) -> bool:
+        """Returns at the next change: False when the controller has ended. Raises TimeoutError once the monotonic
+        clock passes `deadline`."""
+        timeout_s = None if deadline is None else max(deadline - time.monotonic(), 0.001)
+        self._connection.settimeout(timeout_s)
+        try:
+            return bool(self._connection.recv(65536))
+        except ConnectionError:
+            return False
+
+
+@contextlib.contextmanager
+def watch(port: int, uid: str) -> Iterator[Watch | None]:
+    """A connection to the controller, or None when it is no longer there."""
+    try:
+        connection = socket.create_connection((LOOPBACK, port), timeout=5)
+    except ConnectionError:
+        yield None
+        return
+    with connection:
+        try:
+            greeting = connection.recv(len(uid), socket.MSG_WAITALL)
+        except OSError:
+            greeting = b""
+        yield Watch(connection) if greeting == uid.encode() else None

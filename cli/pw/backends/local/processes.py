@@ -1,0 +1,155 @@
+"""Processes of a container: started in a group of their own, reaped, and ended to the last one.
+
+The controller is single-threaded and a child subreaper (Linux), so whatever a container leaves behind becomes the
+controller's child, and whatever the controller started dies with it. Every process of a job carries `LOCAL_JOB_UID` in
+its environment and is found by it; a process that erased its environment is found as a descendant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from pathways_runtime import _contract
+
+# Which container of the job a process belongs to: POD/CONTAINER.
+LOCAL_CONTAINER = "PW_LOCAL_CONTAINER"
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+# Python ignores SIGPIPE, and a shell's `nohup` or `&` ignores others; a container starts with the defaults.
+_RESET = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of every orphan below it, where the system can (Linux)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """A process that leads its own session and dies with this one. Raises OSError when it cannot be started."""
+    parent = os.getpid()
+
+    def in_child() -> None:
+        for number in _RESET:
+            signal.signal(number, signal.SIG_DFL)
+        if _LIBC is not None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    # preexec_fn is safe here: the controller has one thread.
+    return subprocess.Popen(
+        argv,
+        env=dict(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds,
+        start_new_session=True,
+        preexec_fn=in_child,
+    )
+
+
+class Reaper:
+    """Collects the exit of every child, adopted ones too. One per event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._running: dict[int, tuple[subprocess.Popen[bytes], asyncio.Future[int]]] = {}
+        self._someone_ended = asyncio.Event()
+        self._loop.add_signal_handler(signal.SIGCHLD, self._reap)
+
+    def watch(self, process: subprocess.Popen[bytes]) -> asyncio.Future[int]:
+        """The exit code to come, 128 + N after signal N. To be called in the same step that started the process."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._running[process.pid] = process, future
+        return future
+
+    async def someone_ended(self, timeout_s: float) -> None:
+        """Returns when any child has been collected, or after `timeout_s`."""
+        self._someone_ended.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._someone_ended.wait(), timeout_s)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._someone_ended.set()
+            if pid in self._running:
+                process, future = self._running.pop(pid)
+                code = os.waitstatus_to_exitcode(status)
+                process.returncode = code
+                if not future.done():
+                    future.set_result(code if code >= 0 else 128 - code)
+
+
+def signal_group(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to the process group that `pid` leads, if there still is one."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, number)
+
+
+def of_job(uid: str, *, container: str | None = None) -> list[int]:
+    """Pids of live processes of a job, or of one container of it, except this one.
+
+    Those whose environment names the job, and their descendants unless theirs names another.
+    """
+    import psutil
+
+    wanted = {_contract.LOCAL_JOB_UID: uid} | ({LOCAL_CONTAINER: container} if container else {})
+    found: set[int] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            environ = process.environ()
+            if wanted.items() <= environ.items():
+                found.update((process.pid, *_descendants(process, uid)))
+    return sorted(found - {os.getpid()})
+
+
+def _descendants(process: object, uid: str) -> Iterable[int]:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    for child in process.children():
+        with contextlib.suppress(psutil.Error, OSError):
+            if child.environ().get(_contract.LOCAL_JOB_UID, uid) == uid:
+                yield child.pid
+                yield from _descendants(child, uid)
+
+
+def kill(pids: Iterable[int]) -> None:
+    """SIGKILL to each."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def kill_all(find: Callable[[], list[int]], reaper: Reaper) -> None:
+    """Kills what `find` finds until it finds nothing, so that a process that forks meanwhile does not get away."""
+    while pids := find():
+        kill(pids)
+        await reaper.someone_ended(timeout_s=0.2)

@@ -1,0 +1,173 @@
+"""What the controller knows of its job, as `state.json` says it to everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import Counter
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Any
+
+from pathways_runtime import _contract
+from pw.backends.local.containers import Container
+from pw.backends.local.jobset import JobSet, PodKey
+from pw.backends.local.metadata import Names
+from pw.backends.local.pods import Pod
+from pw.backends.local.ports import Ports
+from pw.backends.local.state import JobDir, State, now
+from pw.status import JobState
+
+_LOG = logging.getLogger(__name__)
+
+# Changes that come together are written together: hundreds of hosts start within a second.
+_WRITE_DELAY_S = 0.01
+
+
+def _text(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
+
+
+class Record:
+    """The pods of the current attempt and the job's state. `touch` after each change; `written` is told of the rest."""
+
+    def __init__(self, job: JobDir, machine: JobSet, names: Names, *, written: Callable[[], None]) -> None:
+        self.state = JobState.PENDING
+        self.reason = ""
+        self._job = job
+        self._machine = machine
+        self._names = names
+        self._written = written
+        self._pods: dict[PodKey, Pod] = {}
+        self._ports: Ports | None = None
+        self._event_port = 0
+        self._was_ready: set[int] = set()
+        self._earlier_restarts: Counter[int] = Counter()
+        self._started: datetime | None = None
+        self._finished: datetime | None = None
+        self._exit_code: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def open(self, event_port: int, ports: Ports) -> None:
+        """Writes the first state. Raises OSError."""
+        self._event_port, self._ports = event_port, ports
+        self._job.write_state(self._snapshot())
+
+    @property
+    def pods(self) -> Collection[Pod]:
+        """The newest pod of each place."""
+        return tuple(self._pods.values())
+
+    def pod(self, key: PodKey) -> Pod:
+        return self._pods[key]
+
+    def add(self, pod: Pod) -> None:
+        """A new pod, which takes the place of the one before."""
+        if pod.key in self._pods:
+            self._retire(self._pods[pod.key])
+        self._pods[pod.key] = pod
+
+    def clear(self) -> None:
+        """All pods make room for a new attempt of the whole set."""
+        for pod in self._pods.values():
+            self._retire(pod)
+        self._pods.clear()
+        self._was_ready.clear()
+
+    def _retire(self, pod: Pod) -> None:
+        if pod.key.replicated_job == _contract.WORKER_JOB:
+            self._earlier_restarts[pod.key.job_index] += pod.restarts + 1
+
+    def touch(self) -> None:
+        """Something changed; it is written soon."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_WRITE_DELAY_S, self._write)
+
+    def end(self, state: JobState, reason: str) -> None:
+        """The last state. Raises OSError: without it the next command has to find out what became of the job."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.state, self.reason = state, reason
+        self._finished, self._exit_code = now(), self._code(state)
+        self._job.write_state(self._snapshot())
+        self._written()
+
+    def _write(self) -> None:
+        self._timer = None
+        try:
+            self._job.write_state(self._snapshot())
+        except OSError as exc:
+            _LOG.error("the state is not written: %s", exc)
+        self._written()
+
+    def _snapshot(self) -> State:
+        self._note_start()
+        return {
+            "state": self.state,
+            "reason": self.reason,
+            "started": _text(self._started),
+            "finished": _text(self._finished),
+            "restarts": self._machine.restarts,
+            "max_restarts": self._machine.max_restarts,
+            "exit_code": self._exit_code,
+            "pid": os.getpid(),
+            "event_port": self._event_port,
+            "ports": self._ports.published() if self._ports else {},
+            "slices": [self._slice(index) for index in range(self._names.slices)],
+            "pods": [_pod(pod) for pod in self._pods.values()],
+        }
+
+    def _note_start(self) -> None:
+        times = [pod.main.started for pod in self._pods.values() if pod.main.started is not None]
+        if self._started is None and times:
+            self._started = min(times)
+            if self.state is JobState.PENDING:
+                self.state = JobState.RUNNING
+
+    def _slice(self, index: int) -> dict[str, Any]:
+        pods = [pod for key, pod in self._pods.items() if key[:2] == (_contract.WORKER_JOB, index)]
+        ready = sum(pod.ready for pod in pods)
+        if ready == self._names.hosts:
+            self._was_ready.add(index)
+        down = "down" if index in self._was_ready else "pending"
+        return {
+            "index": index,
+            "state": "ready" if ready == self._names.hosts else down,
+            "hosts": self._names.hosts,
+            "hosts_ready": ready,
+            "restarts": self._earlier_restarts[index] + sum(pod.restarts for pod in pods),
+        }
+
+    def _code(self, state: JobState) -> int | None:
+        """The command's exit code; of a job that failed elsewhere, that of the container that did."""
+        coordinator = self._pods.get(self._names.coordinator[0])
+        code = coordinator.main.exit_code if coordinator else None
+        if state is JobState.FAILED and not code:
+            codes = [exit.code for pod in self._pods.values() if pod.reason != "Stopped" for exit in pod.exits]
+            return next((code for code in codes if code), code)
+        return code
+
+
+def _pod(pod: Pod) -> dict[str, Any]:
+    worker = pod.key.replicated_job == _contract.WORKER_JOB
+    return {
+        "name": pod.name,
+        "phase": pod.phase,
+        "slice": pod.key.job_index if worker else None,
+        "host": pod.key.pod_index if worker else None,
+        "reason": pod.reason,
+        "containers": [_container(container) for container in pod.containers],
+    }
+
+
+def _container(container: Container) -> dict[str, Any]:
+    return {
+        "name": container.name,
+        "state": container.state,
+        "restarts": container.restarts,
+        "exit_code": container.exit_code,
+        "reason": container.reason,
+        "started": _text(container.started),
+        "finished": _text(container.finished),
+    }

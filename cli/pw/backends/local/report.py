@@ -1,0 +1,48 @@
+"""A job's files as the values that all backends give."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pw.backends.local.state import State
+from pw.status import ContainerStatus, JobRef, JobState, JobStatus, PodStatus, SliceStatus
+
+BACKEND = "local"
+
+
+def reference(name: str) -> JobRef:
+    """The reference of the local job of this name."""
+    return JobRef(BACKEND, name)
+
+
+def job_status(static: dict[str, Any], state: State) -> JobStatus:
+    """The status that `job.json` and `state.json` tell."""
+    return JobStatus(
+        ref=reference(static["name"]),
+        state=JobState(state["state"]),
+        reason=state["reason"],
+        compute_type=static["compute_type"],
+        num_slices=static["num_slices"],
+        created=datetime.fromisoformat(static["created"]),
+        started=_time(state["started"]),
+        finished=_time(state["finished"]),
+        restarts=state["restarts"],
+        max_restarts=state["max_restarts"],
+        exit_code=state["exit_code"],
+        slices=tuple(SliceStatus(**slice) for slice in state["slices"]),
+        pods=tuple(_pod(pod) for pod in state["pods"]),
+    )
+
+
+def _pod(pod: dict[str, Any]) -> PodStatus:
+    return PodStatus(**(pod | {"containers": tuple(_container(container) for container in pod["containers"])}))
+
+
+def _container(container: dict[str, Any]) -> ContainerStatus:
+    times = {name: _time(container[name]) for name in ("started", "finished")}
+    return ContainerStatus(**(container | times))
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

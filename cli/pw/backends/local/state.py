@@ -1,0 +1,122 @@
+"""The files of one local job, and the locks that say who may write them. Nothing here starts or ends a process.
+
+jobs/<name>/manifest.json          the JobSet, as planned
+jobs/<name>/job.json               what else the controller needs; written once
+jobs/<name>/state.json             where the job stands; replaced by rename, by who holds `lock`
+jobs/<name>/lock                   flock held by the controller for its life: free means that none lives
+jobs/<name>/starting               flock held by `submit` until the controller has reported
+jobs/<name>/pods/<pod>/<container>.log
+jobs/<name>/scratch                the scratch location of a job that named none
+jobs/.lock                         flock held while a job is made or removed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+State = dict[str, Any]
+
+
+def now() -> datetime:
+    """This moment, aware UTC."""
+    return datetime.now(UTC)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Replaces `path` by rename, so that a reader or a crash sees the old or the new whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(value, file)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in `path`. Raises OSError or ValueError."""
+    value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no object")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class JobDir:
+    """The folder of one job."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def pods(self) -> Path:
+        return self.path / "pods"
+
+    @property
+    def scratch(self) -> Path:
+        return self.path / "scratch"
+
+    @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def starting(self) -> Path:
+        return self.path / "starting"
+
+    @property
+    def controller_log(self) -> Path:
+        return self.path / "controller.log"
+
+    def log_file(self, pod: str, container: str) -> Path:
+        return self.pods / pod / f"{container}.log"
+
+    def manifest(self) -> dict[str, Any]:
+        return read_json(self.path / "manifest.json")
+
+    def job(self) -> dict[str, Any]:
+        return read_json(self.path / "job.json")
+
+    def state(self) -> State:
+        return read_json(self.path / "state.json")
+
+    def write_state(self, state: State) -> None:
+        write_json(self.path / "state.json", state)
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, shared: bool = False) -> Iterator[int]:
+    """Holds an flock on `path`, made if need be, and gives its descriptor; waits for who has it."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def if_free(path: Path) -> Iterator[bool]:
+    """Holds the flock on `path` when nobody else does, and says whether it does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(descriptor)
