@@ -6,17 +6,19 @@ loads neither jax nor grpc.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from pathways_runtime import _contract
 from pathways_runtime.emulator import flags, link
 from pathways_runtime.emulator.flags import FlagError
-from pathways_runtime.emulator.process import StopSignals, exit_code, report_ready, say
+from pathways_runtime.emulator.process import LOG_FORMAT, LOG_TIME, StopSignals, exit_code, report_ready, say
 from pathways_runtime.emulator.resource_manager import ResourceManager
-from pathways_runtime.emulator.settings import LOOPBACK, Settings, parse
+from pathways_runtime.emulator.settings import LOOPBACK, Settings, is_loopback, parse
 from pathways_runtime.emulator.slices import Slices, Topology
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ def main(arguments: Sequence[str]) -> int:
         return _run_proxy(settings) if settings.resource_manager else _run_all(settings)
     except FlagError as error:
         return flags.fail(error)
+    except OSError as error:
+        say(str(error))
+        _end(1)
     except link.LinkError as error:
         say(f"resource manager: {error}")
         _end(_contract.EXIT_RESOURCE_MANAGER_LOST)
@@ -44,7 +49,7 @@ def _run_resource_manager(settings: Settings) -> int:
     slices = Slices(settings.topology.num_slices)
     manager = ResourceManager(settings.topology, slices, token=settings.token, silence_s=settings.silence_s)
     with StopSignals() as stop:
-        port = _listen(manager, settings.host, settings.port)
+        port = manager.start(settings.host, settings.port)
         say(_contract.LOG_SERVER_READY.format(port=port))
         say(_contract.LOG_SLICES_READY.format(ready=0, total=settings.topology.num_slices))
         report_ready(port)
@@ -80,7 +85,7 @@ def _run_all(settings: Settings) -> int:
     slices = Slices(settings.topology.num_slices)
     manager = ResourceManager(settings.topology, slices, silence_s=settings.silence_s)
     with StopSignals() as stop:
-        workers = Workers(settings.topology, _listen(manager, LOOPBACK, 0))
+        workers = Workers(settings.topology, manager.start(LOOPBACK, 0))
         workers.start()
         try:
             server = _start_server(settings, settings.topology, slices)
@@ -104,15 +109,28 @@ def _start_server(settings: Settings, topology: Topology, slices: Slices) -> Ser
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags.xla_flags_variable(settings.xla_flags)}"
     from pathways_runtime.emulator.server import start_server
 
-    try:
-        server = start_server(
-            topology=visible, slices=slices, host=settings.host, port=settings.port, platform=settings.platform
-        )
-    except OSError as error:
-        raise FlagError(f"--server_port={settings.port} on {settings.host}: {error}") from error
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=LOG_TIME)
+    server = start_server(
+        topology=visible,
+        slices=slices,
+        host=settings.host,
+        port=settings.port,
+        platform=settings.platform,
+        token=None if is_loopback(settings.host) else settings.token,
+    )
     say(_contract.LOG_PROXY_READY)
     report_ready(server.port)
+    threading.Thread(target=_end_with, args=(server,), name="server", daemon=True).start()
     return server
+
+
+def _end_with(server: Server) -> None:
+    """Ends the process when the server cannot start."""
+    try:
+        server.wait()
+    except Exception as error:
+        say(f"the proxy server did not start: {error}")
+        _end(1)
 
 
 def _visible(settings: Settings, topology: Topology) -> Topology:
@@ -126,13 +144,6 @@ def _visible(settings: Settings, topology: Topology) -> Topology:
         raise FlagError(f"--virtual_slices names {len(settings.virtual_slices)} slices of {topology.num_slices}")
     count = len(settings.virtual_slices) or topology.num_slices
     return Topology(topology.instance_type, count, topology.first_device_id)
-
-
-def _listen(manager: ResourceManager, host: str, port: int) -> int:
-    try:
-        return manager.start(host, port)
-    except OSError as error:
-        raise FlagError(f"--server_port={port} on {host}: {error}") from error
 
 
 def _end(code: int) -> NoReturn:

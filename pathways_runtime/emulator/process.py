@@ -12,15 +12,17 @@ from typing import Final, Self
 
 from pathways_runtime import _contract
 
+# How `logging` writes the same lines, in the processes that load it.
+LOG_TIME: Final = "%Y-%m-%dT%H:%M:%S"
+LOG_FORMAT: Final = "%(asctime)s.%(msecs)03d %(message)s"
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 def say(message: str) -> None:
     """Writes one line with the time to stderr, where Pathways' containers write their logs."""
     now = time.time()
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
     # One write for each line: several threads and processes share this stream.
-    sys.stderr.write(f"{stamp}.{int(now % 1 * 1000):03d}Z {message}\n")
+    sys.stderr.write(f"{time.strftime(LOG_TIME, time.localtime(now))}.{int(now % 1 * 1000):03d} {message}\n")
     sys.stderr.flush()
 
 

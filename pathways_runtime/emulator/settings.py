@@ -92,6 +92,11 @@ def _parser() -> flags.Parser:
     return parser
 
 
+def is_loopback(host: str) -> bool:
+    """True for the names of this machine that no other machine can reach."""
+    return host in _LOOPBACK_NAMES
+
+
 def _seconds(text: str) -> float:
     try:
         seconds = float(text)
@@ -109,14 +114,8 @@ def _check_roles(known: argparse.Namespace, is_manager: bool) -> None:
         raise FlagError("a proxy asks the resource manager what the slices are: give it --instance_type there")
     if is_manager and known.virtual_slices:
         raise FlagError("--virtual_slices is a flag of the proxy server, not of the resource manager")
-    if known.host in _LOOPBACK_NAMES:
-        return
-    if not is_manager:
-        raise FlagError(
-            f"--host {known.host!r}: the proxy server has no token to ask for, so it listens on loopback only"
-        )
-    if not known.token_file:
-        raise FlagError(f"--host {known.host!r} is not loopback: a --token_file is needed")
+    if not is_loopback(known.host) and not known.token_file:
+        raise FlagError(f"--host {known.host!r} is not loopback: a --token_file is needed, which clients must know too")
 
 
 def _sort_flags(parser: flags.Parser, others: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
