@@ -18,9 +18,11 @@ from collections.abc import Mapping, Sequence
 
 EMPTY = "import typer; app = typer.Typer(); app.command()(lambda: None); app()"
 JOB = ("--name", "bench", "--command", "python train.py", "--compute-type", "v6e-16", "--num-slices", "2")
+HELP = "pw --help"
+HELP_LIMIT = 1.5
 PROGRAMS: Mapping[str, Sequence[str]] = {
     "empty Typer program --help": ("-c", EMPTY, "--help"),
-    "pw --help": ("-m", "pw", "--help"),
+    HELP: ("-m", "pw", "--help"),
     "pw job submit --dry-run": ("-m", "pw", "job", "submit", *JOB, "--dry-run"),
 }
 BASE = "empty Typer program --help"
@@ -58,14 +60,16 @@ def manifests_per_second() -> float:
     return count / spent_s
 
 
-def main(rounds: int = 15) -> None:
-    """Prints the table."""
+def main(rounds: int = 15) -> int:
+    """Prints the table. The exit code is 1 if `pw --help` takes more than `HELP_LIMIT` of an empty program's time."""
     medians_s = starts(rounds)
+    ratios = {name: median_s / medians_s[BASE] for name, median_s in medians_s.items()}
     print(f"{'start':<28}  {'median':>8}  {'ratio':>6}")
     for name, median_s in medians_s.items():
-        print(f"{name:<28}  {median_s * 1e3:>5.0f} ms  {median_s / medians_s[BASE]:>5.2f}x")
+        print(f"{name:<28}  {median_s * 1e3:>5.0f} ms  {ratios[name]:>5.2f}x")
     print(f"{'manifests rendered':<28}  {manifests_per_second():>6.0f}/s")
+    return int(ratios[HELP] > HELP_LIMIT)
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:2]))
+    sys.exit(main(*(int(argument) for argument in sys.argv[1:2])))
