@@ -1,8 +1,8 @@
 """The proof of a manifest before it is sent: what Kubernetes or its kubelet would find later is found here.
 
-`prove` raises SpecError with the place that breaks. It looks at the manifest alone, as a cluster would: the schema,
-names, policies and pods (`proof_pods`); and then for everything that the user asked for, byte for byte, after YAML as
-Go reads it and after the kubelet's expansion.
+`prove` raises SpecError with the place that breaks. It looks at the manifest alone, as a cluster would: at its schema,
+then at names, policies and pods (`proof_pods`); and at last for everything that the user asked for, byte for byte,
+after the kubelet's expansion, and after YAML as Go reads it.
 """
 
 from __future__ import annotations
@@ -30,20 +30,31 @@ _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def prove(manifest: Mapping[str, Any], spec: JobSpec) -> None:
-    """Raises SpecError, with every place that breaks, unless a cluster takes `manifest` and it is what `spec` asks."""
-    found = list(schema.problems(manifest, schema.jobset_schema()))
-    if not found:
-        found = [*_of_names(manifest), *_of_policies(manifest), *_of_shape(manifest, spec)]
-        for job in manifest["spec"]["replicatedJobs"]:
-            found += proof_pods.problems(job["name"], job["template"]["spec"]["template"]["spec"])
-        found += proof_pods.lost(manifest, spec)
-        if read_as_go(to_yaml(manifest)) != manifest:
-            found.append("its YAML is not read back as it was written")
-    if found:
-        raise SpecError(
-            f"the manifest of {spec.name!r} would not run as asked, so nothing was sent: {found[0]}",
-            hints=tuple(found[1:]),
-        )
+    """Raises SpecError, with the places that break, unless a cluster takes `manifest` and it is what `spec` asks."""
+    for look in (_of_schema, _of_structure, _of_what_was_asked):
+        if found := list(look(manifest, spec)):
+            raise SpecError(
+                f"the manifest of {spec.name!r} would not run as asked, so nothing was sent: {found[0]}",
+                hints=tuple(found[1:]),
+            )
+
+
+def _of_schema(manifest: Mapping[str, Any], _: JobSpec) -> Iterator[str]:
+    return schema.problems(manifest, schema.jobset_schema())
+
+
+def _of_structure(manifest: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
+    yield from _of_names(manifest)
+    yield from _of_policies(manifest)
+    yield from _of_shape(manifest, spec)
+    for job in manifest["spec"]["replicatedJobs"]:
+        yield from proof_pods.problems(job["name"], job["template"]["spec"]["template"]["spec"])
+
+
+def _of_what_was_asked(manifest: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
+    yield from proof_pods.lost(manifest, spec)
+    if read_as_go(to_yaml(manifest)) != manifest:
+        yield "its YAML is not read back as it was written"
 
 
 def _jobs(manifest: Mapping[str, Any]) -> dict[str, Any]:
