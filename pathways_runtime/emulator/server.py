@@ -53,7 +53,9 @@ def start_server(
     platform: str = "cpu",
     token: str | None = None,
 ) -> Server:
-    """A server that listens, on `Server.port` where `port` is 0. Clients are answered once jax has started.
+    """A server that listens, on `Server.port` where `port` is 0.
+
+    Clients are answered once jax has started and every slice of `topology` has been up.
 
     `platform` is `device.platform` in the client. With a `token`, each call needs it as `authorization: Bearer TOKEN`.
     OSError where the port is taken. One server in a process, since jax has one set of CPU devices.
@@ -97,6 +99,8 @@ class Server:
             self._core.set_exception(error)
         else:
             _log.info("%d devices on %d slices, platform %s", len(topology.devices), topology.num_slices, platform)
+            # The head of a job starts before its workers; a client that came in now would find all slices lost.
+            slices.wait_started(range(topology.num_slices), timeout_s=None)
             self._core.set_result(core)
 
 

@@ -229,14 +229,15 @@ class Slices:
         with self._changed:
             return self._changed.wait_for(lambda: all(self._up[index] for index in wanted), timeout_s)
 
-    def wait_started(self, timeout_s: float | None) -> bool:
-        """True once every slice has been up, whatever became of it since; False when that took longer.
+    def wait_started(self, indices: Iterable[int], timeout_s: float | None) -> bool:
+        """True once each of these slices has been up, whatever became of it since; False when that took longer.
 
         The head of a job starts before its workers, so who waits for this sees no slice that is not there yet.
         """
+        wanted = tuple(indices)
         with self._changed:
             return self._changed.wait_for(
-                lambda: all(up or lost for up, lost in zip(self._up, self._generations, strict=True)), timeout_s
+                lambda: all(self._up[index] or self._generations[index] for index in wanted), timeout_s
             )
 
     def _tell(self, index: int, up: bool, reason: str) -> None:

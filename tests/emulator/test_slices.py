@@ -90,7 +90,7 @@ def test_a_wait_for_a_slice_that_stays_down_times_out() -> None:
 def test_started_means_that_each_slice_was_up_once() -> None:
     slices = Slices(2)
     slices.mark_up(0)
-    assert not slices.wait_started(timeout_s=0)
+    assert not slices.wait_started([0, 1], timeout_s=0)
     slices.mark_down(0, "crash")
     slices.mark_up(1)
-    assert slices.wait_started(timeout_s=0)
+    assert slices.wait_started([0, 1], timeout_s=0)
