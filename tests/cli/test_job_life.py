@@ -39,7 +39,7 @@ def test_a_job_from_submit_to_delete(run_pw: RunPw, home: Path) -> None:
     assert logs.code == 0
     assert logs.out.rstrip().endswith(f"/main | hello from {home}")
     lines = [json.loads(line) for line in run_pw("job", "logs", "life", "--json").out.splitlines()]
-    assert {"main", "pathways-proxy", "pathways-rm", "pathways-worker"} <= {line["container"] for line in lines}
+    assert {"main", "pathways-proxy", "pathways-rm"} <= {line["container"] for line in lines}
 
     shown = run_pw("job", "status", "life")
     assert "Succeeded" in shown.out and "SLICE" in shown.out and "pathways-worker" in shown.out

@@ -52,7 +52,10 @@ REFUSED = {
     "mount without target": (["--mount", "gs://bucket", *COMMAND], "--mount"),
     "mounts of one target": (["--mount", "/a:/x", "--mount", "/b:/x", *COMMAND], "/x"),
     "env without equals": (["--env", "A", *COMMAND], "--env"),
-    "reservation on spot": (["--spot", "--gke-nap-provisioning", "reservation", *COMMAND], "spot"),
+    "reservation on spot": (
+        ["--spot", "--gke-nap-provisioning=reservation", "--gke-nap-reservation=r", *COMMAND],
+        "--spot",
+    ),
     "unknown dry run": (["--dry-run=all", *COMMAND], "all"),
     "dry run that follows": (["--dry-run", "--follow", *COMMAND], "--follow"),
     "timeout": (["--timeout", "1y", *COMMAND], "--timeout"),
@@ -122,7 +125,7 @@ def test_a_spec_file_gives_the_same_job_again(run_pw: RunPw, home: Path) -> None
     kept = (home / "job.yaml").read_text()
     again = run_pw("job", "submit", "--spec", "job.yaml", "--dry-run=spec")
     assert again.out == kept
-    assert yaml.safe_load(kept)["pathways_proxy_args"] == ["--xla_a=1 '--xla_b=c d' '--xla_e=f g'"]
+    assert yaml.safe_load(kept)["pathways_proxy_args"] == ["--xla_a=1", "--xla_b=c d", "--xla_e=f g"]
 
 
 def test_flags_win_over_the_spec_file(run_pw: RunPw, home: Path) -> None:
@@ -184,7 +187,7 @@ def test_submit_says_that_it_is_local_because_no_cluster_is_configured(run_pw: R
 
 def test_submit_says_how_an_open_shape_was_read(run_pw: RunPw) -> None:
     result = run_pw(*BASE, "--dry-run", *COMMAND)
-    assert "v6e-8 is 2x4 on 2 4-chip hosts" in result.err
+    assert "v6e-8 is taken as 2 hosts of 4 chips" in result.err
 
 
 def test_a_gcluster_command_line_is_understood(run_pw: RunPw) -> None:

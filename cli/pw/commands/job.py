@@ -195,7 +195,8 @@ def _slice_rows(job: JobStatus) -> list[Sequence[str]]:
     return [
         (
             str(slice.index),
-            slice.state,
+            # Nobody looks for a finished job's slices: they have gone with it.
+            "ended" if job.state.final else slice.state,
             f"{slice.hosts_ready}/{slice.hosts}",
             str(slice.restarts),
             "  ".join(f"{pod.host}:{pod.phase}" for pod in job.pods if pod.slice == slice.index),

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pathways_runtime import _contract
+from pw import tpus
 from pw.backends.local import cleanup, events, features, images, logfiles
 from pw.backends.local.jobs import Backoff
 from pw.backends.local.metadata import Names
@@ -52,17 +53,19 @@ class LocalBackend:
         from pw.proof import prove
         from pw.render import render
 
-        _check_emulator(self._settings.emulator_python)
         scratch = spec.gcs_scratch_location or str(self._store.folder(spec.name).scratch)
         local = dataclasses.replace(spec, image=spec.image or _contract.SHELL_IMAGE, gcs_scratch_location=scratch)
         manifest = render(local)
         prove(manifest, local)
         features.check(manifest)
-        return Plan(backend=BACKEND, spec=spec, manifest=manifest, notes=features.notes(manifest))
+        shape = tpus.resolve(spec.compute_type, spec.topology)
+        notes = (*filter(None, [shape.note]), *features.notes(manifest))
+        return Plan(backend=BACKEND, spec=spec, manifest=manifest, notes=notes)
 
     def submit(self, plan: Plan, *, replace: bool = False) -> JobRef:
         """Starts the job and returns once its controller lives. Its containers run in this process' folder and with
         its PATH. Raises JobExistsError."""
+        _check_emulator(self._settings.emulator_python)
         features.check(plan.manifest)
         name = str(plan.manifest["metadata"]["name"])
         with _translated(name), ExitStack() as locks:
@@ -117,7 +120,7 @@ class LocalBackend:
                     cleanup.stop_controller(job)
                     while watch.wait():
                         pass
-            cleanup.settle(job, wait=True)
+            cleanup.final(job)
 
     def delete(self, ref: JobRef) -> None:
         """Removes a finished job with its logs."""
@@ -150,7 +153,7 @@ class LocalBackend:
                         f"job {ref.name!r} has not ended after {timeout_s:g} s; it goes on",
                         hints=(f"pw job wait {ref.name}", f"pw job cancel {ref.name}"),
                     ) from None
-            return job_status(job.job(), cleanup.settle(job, wait=True))
+            return job_status(job.job(), cleanup.final(job))
 
     @contextlib.contextmanager
     def connect(self, ref: JobRef, port: int) -> Iterator[str]:
