@@ -47,9 +47,7 @@ class LocalBackend:
 
     def plan(self, spec: JobSpec) -> Plan:
         """The manifest that a cluster gets too, with this machine's image and scratch folder where none is named.
-
-        Raises SpecError for what cannot run here, BackendUnavailableError where the emulator is not installed.
-        """
+        Raises SpecError for what cannot run here."""
         from pw.proof import prove
         from pw.render import render
 
@@ -64,7 +62,7 @@ class LocalBackend:
 
     def submit(self, plan: Plan, *, replace: bool = False) -> JobRef:
         """Starts the job and returns once its controller lives. Its containers run in this process' folder and with
-        its PATH. Raises JobExistsError."""
+        its PATH. Raises JobExistsError, and BackendUnavailableError where the emulator is not installed."""
         _check_emulator(self._settings.emulator_python)
         features.check(plan.manifest)
         name = str(plan.manifest["metadata"]["name"])
