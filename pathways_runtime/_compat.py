@@ -121,6 +121,12 @@ def compile_program(client: Any, program: bytes, devices: Sequence[Any], options
     return client.compile_and_load(program, _jax.DeviceList(tuple(devices)), parsed)
 
 
+def default_compile_options() -> bytes:
+    """A serialized `xla.CompileOptionsProto` as this process's XLA_FLAGS have it."""
+    serialized: bytes = xla_client.CompileOptions().SerializeAsString()
+    return serialized
+
+
 def default_layout(client: Any, dtype: np.dtype[Any], shape: Sequence[int], device: Any) -> bytes:
     """The serialized PjRt layout that an array has where nobody asks for another."""
     layout: bytes = client.get_default_layout(dtype, list(shape), device).__getstate__()[0]

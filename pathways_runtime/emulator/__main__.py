@@ -70,6 +70,7 @@ def _run_proxy(settings: Settings) -> int:
             return exit_code(stop.wait())
         slices = Slices(topology.num_slices)
         server = _start_server(settings, topology, slices)
+        report_ready(server.port)
         try:
             follower.follow(slices, stop.fileno())
             received = stop.wait()
@@ -94,6 +95,7 @@ def _run_all(settings: Settings) -> int:
                 f"{_contract.JAX_BACKEND_TARGET}=grpc://{LOOPBACK}:{server.port}\n"
             )
             sys.stdout.flush()
+            report_ready(server.port)
             received = stop.wait()
             server.stop()
         finally:
@@ -119,7 +121,6 @@ def _start_server(settings: Settings, topology: Topology, slices: Slices) -> Ser
         token=None if is_loopback(settings.host) else settings.token,
     )
     say(_contract.LOG_PROXY_READY)
-    report_ready(server.port)
     threading.Thread(target=_end_with, args=(server,), name="server", daemon=True).start()
     return server
 

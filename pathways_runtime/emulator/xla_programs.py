@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from pathways_runtime import _compat
 from pathways_runtime._compat import mlir
-from pathways_runtime.emulator import wire
+from pathways_runtime.emulator import wire, xla_flags
 from pathways_runtime.emulator.arrays import Array
 from pathways_runtime.emulator.status import StatusError
 
@@ -194,6 +194,7 @@ def _read_options(engine: Engine, options: bytes) -> tuple[tuple[int, ...], byte
         inner = wire.CompileOptions.FromString(options).compile_options
     except DecodeError as error:
         raise StatusError("INVALID_ARGUMENT", f"not the compile options of an XLA program: {error}") from error
+    xla_flags.apply_own(inner)
     assignment = inner.executable_build_options.device_assignment
     if not assignment.replica_count:
         return (engine.topology.devices[0].id,), inner.SerializeToString()
