@@ -16,23 +16,30 @@ CONTROLLER_LOST = "ControllerLost"
 STRAY_GRACE_S = 2.0
 
 
-def settle(job: JobDir, *, wait: bool = False, grace_s: float = STRAY_GRACE_S) -> State:
+def settle(job: JobDir, *, grace_s: float = STRAY_GRACE_S) -> State:
     """The job's true state. If nobody runs a job that is not over, its processes are ended and it has failed.
 
-    With `wait` the state is final: the call returns when the controller has let go. Raises OSError when the record is
-    gone or cannot be written.
+    Raises OSError when the record is gone or cannot be written.
     """
     state = job.state()
     if JobState(state["state"]).final:
         return state
-    with locked(job.lock) if wait else if_free(job.lock) as free:
-        if free is False:
-            return state
-        state = job.state()
-        if not JobState(state["state"]).final:
-            end_strays(job.job()["uid"], grace_s=grace_s)
-            state = _lost(state)
-            job.write_state(state)
+    with if_free(job.lock) as free:
+        return _settled(job, grace_s) if free else state
+
+
+def final(job: JobDir, *, grace_s: float = STRAY_GRACE_S) -> State:
+    """The job's last state, once its controller is no more."""
+    with locked(job.lock):
+        return _settled(job, grace_s)
+
+
+def _settled(job: JobDir, grace_s: float) -> State:
+    state = job.state()
+    if not JobState(state["state"]).final:
+        end_strays(job.job()["uid"], grace_s=grace_s)
+        state = _lost(state)
+        job.write_state(state)
     return state
 
 

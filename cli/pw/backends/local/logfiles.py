@@ -15,6 +15,7 @@ from pw.backends.local.state import JobDir
 from pw.status import LogLine, LogQuery
 
 _BLOCK_SIZE_BYTES = 256 * 1024
+_TAG_AT = len("2026-11-29T13:00:00.000000000Z stdout ")
 # A line that never ends is cut here, so that reading it takes no more memory than this.
 _LONGEST_LINE_BYTES = 1024 * 1024
 
@@ -110,7 +111,7 @@ def _offset(position: int, torn: bytes, records: list[bytes], tail: int) -> int:
 
 
 def _ends_line(record: bytes) -> bool:
-    return record[36:39] == b" F "
+    return record.startswith(b"F ", _TAG_AT)
 
 
 def merged(readers: list[Reader]) -> Iterator[LogLine]:
