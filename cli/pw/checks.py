@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pathways_runtime import _contract
-from pw import manifest_parts, mounts
+from pw import manifest_parts, mounts, versions
 from pw.errors import SpecError
 from pw.fields import Pairs
 
@@ -39,6 +39,8 @@ SERVER_FLAGS: Mapping[str, str] = {
     _contract.FLAG_SIDECAR_NAME: "use --pathways-colocated-python-sidecar-image",
     _contract.FLAG_SIDECAR_SHM: "use --pathways-colocated-python-sidecar-image",
 }
+# What Linux takes as one argument or variable (MAX_ARG_STRLEN), less a variable's name.
+MAX_TEXT_BYTES = 128 * 1024 - 256
 _PROVISIONING = ("on-demand", "spot", "reservation")
 
 
@@ -102,10 +104,22 @@ def _texts(value: Any) -> Iterator[str]:
 def _check_text(spec: JobSpec) -> None:
     for field in dataclasses.fields(spec):
         for text in _texts(getattr(spec, field.name)):
-            if "\0" in text:
-                raise SpecError(f"{field.name} {text!r} has a NUL character in it, which no process can be given")
-            if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-                raise SpecError(f"{field.name} {text!r} is not valid Unicode: write it in UTF-8")
+            if unfit := _unfit(text):
+                shown = repr(text) if len(text) < 200 else f"{text[:40]!r}..."
+                raise SpecError(f"{field.name} {shown} {unfit}")
+
+
+def _unfit(text: str) -> str:
+    """Why no process can be given `text`, "" where it can."""
+    if "\0" in text:
+        return "has a NUL character in it, which no process can be given"
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        return "is not valid Unicode: write it in UTF-8"
+    if size_bytes > MAX_TEXT_BYTES:
+        return f"has {size_bytes} bytes, and a process can be given {MAX_TEXT_BYTES}: put it into a file"
+    return ""
 
 
 def _check_command(spec: JobSpec) -> None:
@@ -245,9 +259,14 @@ def _images(spec: JobSpec) -> list[tuple[str, str]]:
 
 
 def _check_images(spec: JobSpec) -> None:
+    versions_of: dict[str, str] = {}
     for flag, image in _images(spec):
         if not _IMAGE.fullmatch(image) or "//" in image:
             raise SpecError(f"{flag} {image!r} is not the name of an image: want REGISTRY/PATH:TAG")
+        if flag != "--image" and (version := versions.jax_of(image)):
+            versions_of[f"{flag} {image!r}"] = version
+    if len(set(versions_of.values())) > 1:
+        raise SpecError(f"Pathways' images must be of one JAX version, and these are not: {', '.join(versions_of)}")
 
 
 def _check_node_constraints(spec: JobSpec) -> None:

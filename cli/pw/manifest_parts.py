@@ -30,7 +30,7 @@ TRIES_PER_HOST = 4
 
 _ADDRESS = f"$({_contract.PATHWAYS_HEAD})"
 RESOURCE_MANAGER_FLAG = f"--{_contract.FLAG_RESOURCE_MANAGER}={_ADDRESS}:{_contract.RESOURCE_MANAGER_PORT}"
-_PLAIN: dict[str, str] = {"XCLOUD_ENVIRONMENT": "GCP"}
+_ON_GOOGLE_CLOUD = {"XCLOUD_ENVIRONMENT": "GCP"}
 
 
 def _label(name: str) -> dict[str, Any]:
@@ -75,24 +75,25 @@ def user_env(spec: JobSpec) -> list[dict[str, Any]]:
         _contract.JAX_BACKEND_TARGET: f"grpc://{_ADDRESS}:{_contract.PROXY_PORT}",
         _contract.INSECURE_CREDENTIALS: "true",
     }
-    return environment(_contract.USER_CONTAINER, defaults | _PLAIN, spec.env)
+    return environment(_contract.USER_CONTAINER, defaults | _ON_GOOGLE_CLOUD, spec.env)
 
 
 def proxy_env(spec: JobSpec) -> list[dict[str, Any]]:
+    """The environment of the proxy, which speaks without ALTS as its client does."""
     defaults = {_contract.INSECURE_CREDENTIALS: "true"}
-    return environment(_contract.PROXY_CONTAINER, defaults | _PLAIN, spec.pathways_proxy_env)
+    return environment(_contract.PROXY_CONTAINER, defaults, spec.pathways_proxy_env)
 
 
 def server_env(spec: JobSpec) -> list[dict[str, Any]]:
     """The environment of the resource manager, which runs where no TPU metadata can be asked for."""
-    return environment(
-        _contract.RESOURCE_MANAGER_CONTAINER, {"TPU_SKIP_MDS_QUERY": "true"} | _PLAIN, spec.pathways_server_env
-    )
+    defaults = {"TPU_SKIP_MDS_QUERY": "true"}
+    return environment(_contract.RESOURCE_MANAGER_CONTAINER, defaults, spec.pathways_server_env)
 
 
 def worker_env(spec: JobSpec) -> list[dict[str, Any]]:
+    """The environment of a worker."""
     logs = {"TPU_MIN_LOG_LEVEL": "0", "TF_CPP_MIN_LOG_LEVEL": "0"} if spec.verbose else {}
-    defaults = {"MEGASCALE_GRPC_ENABLE_XOR_TRACER": "false"} | _PLAIN | logs
+    defaults = {"MEGASCALE_GRPC_ENABLE_XOR_TRACER": "false"} | _ON_GOOGLE_CLOUD | logs
     return environment(_contract.WORKER_CONTAINER, defaults, spec.pathways_worker_env)
 
 
@@ -108,17 +109,17 @@ class Images:
 
 
 def images(spec: JobSpec, jax_version: str | None) -> Images:
-    """The images as given; where not, those of one tag, so that proxy and servers are of one build."""
-    tag = versions.image_tag(jax_version)
+    """The images as given; where not, those of one tag, so that proxy, servers and sidecar are of one JAX."""
+    sidecar = spec.pathways_colocated_python_sidecar_image
     given = versions.tag_of(spec.pathways_server_image) or versions.tag_of(spec.pathways_proxy_server_image)
-    proxy = spec.pathways_proxy_server_image or f"{_contract.PROXY_IMAGE}:{given or tag}"
-    server = spec.pathways_server_image or f"{_contract.SERVER_IMAGE}:{given or tag}"
+    tag = given or versions.image_tag(versions.jax_of(sidecar) or jax_version)
+    server = spec.pathways_server_image or f"{_contract.SERVER_IMAGE}:{tag}"
     return Images(
         user=spec.image or _contract.SHELL_IMAGE,
-        proxy=proxy,
+        proxy=spec.pathways_proxy_server_image or f"{_contract.PROXY_IMAGE}:{tag}",
         server=server,
         worker=spec.pathways_worker_image or server,
-        sidecar=spec.pathways_colocated_python_sidecar_image,
+        sidecar=sidecar,
     )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pw.specs import JobSpec
 
 TPU = "google.com/tpu"
+# etcd takes requests of 1.5 MiB; the status and what the server adds to an object must fit beside it.
+MAX_OBJECT_BYTES = 1_400_000
 # Plain words that Go's YAML, both its versions, reads as the integers and booleans that they look like.
 _PLAIN_VALUES = re.compile(r"-?(?:0|[1-9][0-9]*)|true|false")
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9./-]*[A-Za-z]")
@@ -53,8 +55,11 @@ def _of_structure(manifest: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
 
 def _of_what_was_asked(manifest: Mapping[str, Any], spec: JobSpec) -> Iterator[str]:
     yield from proof_pods.lost(manifest, spec)
-    if read_as_go(to_yaml(manifest)) != manifest:
+    text = to_yaml(manifest)
+    if read_as_go(text) != manifest:
         yield "its YAML is not read back as it was written"
+    if len(text.encode()) > MAX_OBJECT_BYTES:
+        yield f"it is larger than the {MAX_OBJECT_BYTES} bytes that Kubernetes stores: put text into files"
 
 
 def _jobs(manifest: Mapping[str, Any]) -> dict[str, Any]:

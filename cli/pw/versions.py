@@ -7,6 +7,7 @@ import re
 # Published as `jax-0.10.0`; used where no JAX is installed beside the launcher.
 DEFAULT_JAX = "0.10.0"
 _RELEASE = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+")
+_JAX_IN_TAG = re.compile(rf"jax[-_](?P<version>{_RELEASE.pattern})")
 
 
 def installed_jax() -> str | None:
@@ -29,3 +30,9 @@ def tag_of(image: str) -> str:
     """The tag in an image's name, "" where it has none or is named by its digest."""
     last = image.rpartition("/")[2]
     return "" if "@" in last else last.partition(":")[2]
+
+
+def jax_of(image: str) -> str:
+    """The JAX that an image's tag names, as in `jax-0.10.0` and `20260423-python_3.12-jax_0.10.0`; "" for none."""
+    named = _JAX_IN_TAG.search(tag_of(image))
+    return named["version"] if named else ""

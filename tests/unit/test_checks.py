@@ -245,6 +245,22 @@ def test_a_name_that_kubernetes_refuses_is_refused(field: str, value: Any) -> No
     assert repr(value[-1] if isinstance(value, tuple) else value) in message
 
 
+def test_images_of_two_jax_versions_are_refused() -> None:
+    message = refused(
+        pathways_proxy_server_image="gcr.io/x/proxy:jax-0.10.0",
+        pathways_colocated_python_sidecar_image="gcr.io/x/sidecar:20260423-python_3.12-jax_0.9.2",
+    )
+    assert "must be of one JAX version" in message
+    assert "jax-0.10.0" in message
+    assert "jax_0.9.2" in message
+
+
+def test_text_that_is_too_long_for_a_process_is_refused() -> None:
+    assert "put it into a file" in refused(command="echo " + "x" * 2**17)
+    assert "put it into a file" in refused(env=(("A", "é" * 2**16),))
+    JobSpec(**BASIC | {"command": "echo " + "x" * 2**16})
+
+
 @pytest.mark.parametrize("text", ["a\0b", "a\ud800b"])
 @pytest.mark.parametrize("where", ["command", "env", "pathways_proxy_args", "mount"])
 def test_text_that_no_process_can_be_given_is_refused(where: str, text: str) -> None:

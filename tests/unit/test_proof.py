@@ -169,6 +169,17 @@ def test_the_schema_uses_no_word_that_our_walker_lacks() -> None:
     walk(schema.jobset_schema())
 
 
+def test_a_job_that_is_too_large_for_kubernetes_is_refused() -> None:
+    job = JobSpec(
+        name="digits",
+        command="true",
+        compute_type="v6e-16",
+        env=tuple((f"TEXT_{index}", "x" * 100_000) for index in range(15)),
+    )
+    with pytest.raises(SpecError, match="bytes that Kubernetes stores"):
+        proof.prove(render.render(job), job)
+
+
 @pytest.mark.parametrize(
     "word", ["y", "no", "on", "1e-5", "0o17", "0x1F", "1_000", "~", "2026-01-01", "=", "<<", "a", ".5"]
 )

@@ -270,6 +270,11 @@ def test_proxy_and_servers_are_of_one_tag(changes: dict[str, Any], proxy: str, s
     assert found["pathways-worker"]["image"] == found["pathways-rm"]["image"]
 
 
+def test_the_sidecar_decides_the_version_of_the_servers() -> None:
+    found = containers(manifest(pathways_colocated_python_sidecar_image="gcr.io/x/sidecar:2026_03_31-jax_0.9.2"))
+    assert {versions.tag_of(found[name]["image"]) for name in ("pathways-proxy", "pathways-rm")} == {"jax-0.9.2"}
+
+
 def test_no_image_is_the_latest() -> None:
     assert versions.image_tag() == f"jax-{versions.installed_jax() or versions.DEFAULT_JAX}"
     assert "latest" not in render.to_yaml(render.render(job()))
