@@ -66,15 +66,13 @@ class Stream:
             if not self._closed:
                 raise
         finally:
-            self.close()
+            self._response.close()
 
     def close(self) -> None:
         self._closed = True
-        # A reader in another thread holds the connection: end its read, and it closes the rest.
+        # Only the reader may close the response, which is not made for two threads: this ends its read.
         with suppress(OSError, ValueError, RuntimeError):
             self._response.shutdown()
-        with suppress(OSError, ValueError, RuntimeError):
-            self._response.close()
 
 
 class Kube:
@@ -243,11 +241,19 @@ def _contexts(config: Any, file: str) -> tuple[dict[str, str], str]:
 
     try:
         merged = cast(Any, untyped).KubeConfigMerger(file).config
-        value = merged.value if merged is not None else {}
-        found = {entry["name"]: (entry.get("context") or {}).get("namespace", "") for entry in value["contexts"] or []}
+        value = _plain(merged) or {}
+        found = {entry["name"]: (entry.get("context") or {}).get("namespace", "") for entry in value["contexts"] or ()}
     except (config.ConfigException, OSError, KeyError, TypeError):
         return {}, ""
     return found, value.get("current-context") or ""
+
+
+def _plain(node: Any) -> Any:
+    """The data in the package's wrappers, which keep the path of each value."""
+    node = getattr(node, "value", node)
+    if isinstance(node, dict):
+        return {key: _plain(item) for key, item in node.items()}
+    return [_plain(item) for item in node] if isinstance(node, list) else node
 
 
 def _headers(configuration: Any, content_type: str | None) -> dict[str, str]:

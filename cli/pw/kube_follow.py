@@ -148,7 +148,7 @@ class Follower:
             self._stop()
 
     def _start(self, work: Callable[[], None]) -> None:
-        threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+        threading.Thread(target=self._guarded, args=(work,), name="pw-logs", daemon=True).start()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:

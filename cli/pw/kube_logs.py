@@ -16,7 +16,7 @@ from pw.status import LogLine
 # A silent follower asks anew after this long: the connection may be dead without a word.
 FOLLOW_TIMEOUT_S = 300.0
 _LONGEST_PAUSE_S = 5.0
-_FAILURES = 5
+_FAILURES = 3
 # stdout and stderr are stamped by two writers, so neighbours may stand in the wrong order by a little.
 _OVERLAP = timedelta(seconds=1)
 _NOT_FOUND, _BAD_REQUEST = 404, 400

@@ -81,15 +81,16 @@ class Watch:
                     raise
 
     def _events(self, version: str) -> Iterator[Json]:
-        left_s = max(1, math.ceil(min(self._deadline - time.monotonic(), _SERVER_TIMEOUT_S)))
+        left_s = max(0.01, self._deadline - time.monotonic())
+        server_timeout_s = max(1, math.ceil(min(left_s, _SERVER_TIMEOUT_S)))
         self._stream = self._kube.stream(
             self._path,
             # Silence past the server's own limit is a dead connection.
-            read_timeout_s=left_s + 10.0,
+            read_timeout_s=min(left_s, server_timeout_s + 10.0),
             watch="true",
             allowWatchBookmarks="true",
             resourceVersion=version,
-            timeoutSeconds=str(left_s),
+            timeoutSeconds=str(server_timeout_s),
             **self._selectors,
         )
         self._opened = time.monotonic()
