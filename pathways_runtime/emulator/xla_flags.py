@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from pathways_runtime import _compat
+from pathways_runtime.emulator import wire
 
 
 def apply_own(compile_options: Any) -> None:
@@ -19,7 +20,7 @@ def apply_own(compile_options: Any) -> None:
     build = compile_options.executable_build_options
     if not build.HasField("debug_options"):  # then jaxlib takes its flags by itself
         return
-    own = _own_debug_options(type(compile_options))
+    own = _own_debug_options()
     if own is None:
         return
     for name in _named_flags():
@@ -29,12 +30,13 @@ def apply_own(compile_options: Any) -> None:
 
 
 @functools.cache
-def _own_debug_options(message: Any) -> Any:
+def _own_debug_options() -> Any:
     """The debug options that this process's flags set, all others unset. None where no flag was given."""
     named = _named_flags()
     if not named:
         return None
-    own = message.FromString(_compat.default_compile_options()).executable_build_options.debug_options
+    options = type(wire.CompileOptions().compile_options).FromString(_compat.default_compile_options())
+    own = options.executable_build_options.debug_options
     for field, _ in own.ListFields():
         if field.name not in named:
             own.ClearField(field.name)
