@@ -95,6 +95,8 @@ class ResourceManager:
                 raise
         except LinkError as error:
             peer.send(link.Refusal(str(error)))
+        except asyncio.CancelledError:
+            pass  # the server ends; Python 3.11's streams would print that their task was cancelled
         finally:
             self._peers.discard(peer)
             peer.drop()
