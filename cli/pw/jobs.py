@@ -24,6 +24,9 @@ from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
 
 Job = JobRef | str | None
 
+# Lines of each container among which the last that say something are looked for.
+_READ_LINES = 200
+
 
 def submit(backend: Backend, work: JobSpec | Plan, *, replace: bool = False) -> JobRef:
     """Starts a job. With `replace` a finished job of its name is deleted first. Raises JobExistsError for a name in
@@ -84,7 +87,7 @@ def delete(backend: Backend, job: Job = None) -> JobRef:
     return ref
 
 
-def check(backend: Backend, status: JobStatus, *, tail: int = 10) -> None:
+def check(backend: Backend, status: JobStatus, *, tail: int = 20) -> None:
     """Raises JobFailedError for a job that ended and did not succeed: with its exit code, the last `tail` lines of its
     command and where the rest is."""
     if not status.state.final or status.state is JobState.SUCCEEDED:
@@ -100,5 +103,7 @@ def check(backend: Backend, status: JobStatus, *, tail: int = 10) -> None:
 
 
 def _last_lines(backend: Backend, ref: JobRef, count: int) -> builtins.list[str]:
-    query = LogQuery(tail=count, container=_contract.USER_CONTAINER)
-    return [f"{line.pod}/{line.container} | {line.text}" for line in deque(backend.logs(ref, query), maxlen=count)]
+    """The command's last lines that say something: JAX ends with a page of empty ones when its server goes."""
+    lines = backend.logs(ref, LogQuery(tail=_READ_LINES, container=_contract.USER_CONTAINER))
+    saying = deque((line for line in lines if line.text.strip()), maxlen=count)
+    return [f"{line.pod}/{line.container} | {line.text}" for line in saying]
