@@ -151,7 +151,7 @@ def _lost_of_pod(pod: Pod, spec: JobSpec) -> Iterator[str]:
     if last["name"] not in (_contract.USER_CONTAINER, _contract.WORKER_CONTAINER):
         return
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    places = {mount["mountPath"]: mount for mount in last["volumeMounts"]}
+    places = {mount["mountPath"]: mount for mount in last.get("volumeMounts", ())}
     for mount in spec.mount:
         place = places.get(mount.target)
         if place is None or volumes[place["name"]] != mounts.volume(mount, place["name"]):

@@ -60,7 +60,7 @@ def _values(spec: JobSpec, head_node_pool: str, jax_version: str | None, shape: 
         "headless": spec.pathways_headless,
         "elastic_slices": spec.pathways_elastic_slices,
         "max_restarts": spec.restarts,
-        "restart_exit_codes": list(spec.restart_on_exit_codes),
+        "restart_exit_codes": sorted(set(spec.restart_on_exit_codes)),
         "ttl_s": spec.ttl_after_finished_s,
         "grace_period_s": spec.grace_period_s,
         "images": parts.images(spec, jax_version),

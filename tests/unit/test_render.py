@@ -210,7 +210,7 @@ def test_the_backoff_limit_follows_hosts_and_elasticity(changes: dict[str, Any],
 
 
 def test_the_codes_of_the_command_restart_the_job_without_counting() -> None:
-    restarts = manifest(**FAMILIES["restarts"])
+    restarts = manifest(restart_on_exit_codes=(143, 42, 42))
     (rule,) = jobs(restarts)["pathways-head"]["podFailurePolicy"]["rules"]
     assert rule["onExitCodes"] == {"containerName": "main", "operator": "In", "values": [42, 143]}
     (policy,) = restarts["spec"]["failurePolicy"]["rules"]
@@ -223,6 +223,8 @@ def test_a_slice_that_hosts_of_two_kinds_can_make_names_its_machine_type() -> No
     of_type = {kind: pods(manifest(compute_type=kind))["worker"]["nodeSelector"] for kind in ("v6e-8", "v6e-16")}
     assert of_type["v6e-8"][label] == "ct6e-standard-4t"
     assert label not in of_type["v6e-16"]
+    by_nap = manifest(compute_type="v6e-8", gke_nap_provisioning="on-demand")
+    assert label not in pods(by_nap)["worker"]["nodeSelector"], "auto-provisioning picks the machine by its chips"
 
 
 def test_node_pools_may_decide_the_shape() -> None:
