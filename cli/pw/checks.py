@@ -135,7 +135,7 @@ def _check_command(spec: JobSpec) -> None:
         return
     for flag, value in (
         ("--command", spec.command),
-        ("--env", spec.env),
+        ("--env", [name for name, _ in spec.env]),
         ("--shm-size", spec.shm_size),
         ("--restart-on-exit-codes", spec.restart_on_exit_codes),
     ):
