@@ -82,14 +82,15 @@ def _run_proxy(settings: Settings) -> int:
 def _run_all(settings: Settings) -> int:
     from pathways_runtime.emulator.workers import Workers
 
-    assert settings.topology is not None
-    slices = Slices(settings.topology.num_slices)
-    manager = ResourceManager(settings.topology, slices, silence_s=settings.silence_s)
+    topology = settings.topology
+    assert topology is not None
+    slices = Slices(topology.num_slices)
+    manager = ResourceManager(topology, slices, silence_s=settings.silence_s)
     with StopSignals() as stop:
-        workers = Workers(settings.topology, manager.start(LOOPBACK, 0))
+        workers = Workers(topology.num_slices, topology.hosts_per_slice, manager.start(LOOPBACK, 0))
         workers.start()
         try:
-            server = _start_server(settings, settings.topology, slices)
+            server = _start_server(settings, topology, slices)
             sys.stdout.write(
                 f"{_contract.JAX_PLATFORMS}={_contract.PROXY_PLATFORM}\n"
                 f"{_contract.JAX_BACKEND_TARGET}=grpc://{LOOPBACK}:{server.port}\n"

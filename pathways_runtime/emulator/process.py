@@ -39,17 +39,19 @@ def report_ready(port: int) -> None:
 
 
 class StopSignals:
-    """SIGTERM and SIGINT as something to wait on. Only in the main thread, and once in a process.
+    """SIGTERM and SIGINT as something to wait on. Only in the main thread, one at a time.
 
-    Its file descriptor becomes readable with the first of them, so that `select` sees a signal as it sees a peer.
+    Its file descriptor becomes readable with each of them, so that `poll` sees a signal as it sees a peer; with
+    `and_children` also when a child process ends.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, and_children: bool = False) -> None:
+        self._numbers = (*_STOP_SIGNALS, signal.SIGCHLD) if and_children else _STOP_SIGNALS
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
 
     def __enter__(self) -> Self:
-        for number in _STOP_SIGNALS:
+        for number in self._numbers:
             signal.signal(number, _leave_it_to_the_pipe)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         return self
@@ -57,20 +59,30 @@ class StopSignals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Goes back to what Python does with signals; also in a child that was forked meanwhile."""
         signal.set_wakeup_fd(-1)
+        for number in self._numbers:
+            signal.signal(number, signal.SIG_DFL)
         os.close(self._reader)
         os.close(self._writer)
 
     def fileno(self) -> int:
-        """What `select` watches."""
+        """What `poll` watches."""
         return self._reader
 
+    def read(self) -> signal.Signals | None:
+        """Blocks until a signal comes, and returns it if it is one to stop."""
+        number = os.read(self._reader, 1)[0]
+        return signal.Signals(number) if number in _STOP_SIGNALS else None
+
     def wait(self) -> signal.Signals:
-        """Blocks until a stop signal comes, and returns it."""
-        while True:
-            number = os.read(self._reader, 1)[0]
-            if number in _STOP_SIGNALS:
-                return signal.Signals(number)
+        """Blocks until a signal to stop comes, and returns it."""
+        while not (received := self.read()):
+            pass
+        return received
 
 
 def exit_code(received: signal.Signals) -> int:

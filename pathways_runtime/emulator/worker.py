@@ -6,7 +6,6 @@ the loss of its slice. The slice and the host are in MEGASCALE_SLICE_ID and JOB_
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import signal
@@ -25,7 +24,7 @@ _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker is told by its flags and variables."""
+    """What a worker is told. It ends with the process `parent_pid`, its parent, unless that is 0."""
 
     slice: int
     host: int
@@ -42,7 +41,12 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         settings = parse(arguments, environment)
     except flags.FlagError as error:
         return flags.fail(error)
-    if settings.parent_pid and not _die_with_parent(settings.parent_pid):
+    return run(settings)
+
+
+def run(settings: Settings) -> int:
+    """Is the worker until a signal or the loss of the resource manager; returns the exit code."""
+    if settings.parent_pid and not die_with_parent(settings.parent_pid):
         return _contract.EXIT_RESOURCE_MANAGER_LOST
     for flag in settings.without_effect:
         say(f"{flag} has no effect on CPU devices")
@@ -59,7 +63,6 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
     """FlagError for what no worker can run with."""
     parser = flags.Parser("pathways_runtime.emulator.worker", "One host of an emulated slice.")
     flags.add_common(parser, str(_contract.WORKER_PORT))
-    parser.add_argument("--parent_pid", type=flags.at_least(0), default=0, help=argparse.SUPPRESS)
     known, others = parser.split(arguments)
     for flag in others:
         if not flags.has_no_effect(flag):
@@ -76,7 +79,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         server_port=_contract.WORKER_PORT if known.server_port is None else known.server_port,
         resource_manager=address,
         token=flags.read_token(known.token_file),
-        parent_pid=known.parent_pid,
+        parent_pid=0,
         without_effect=tuple(others),
     )
 
@@ -93,7 +96,7 @@ def _serve(settings: Settings, stop: StopSignals) -> signal.Signals:
     hello = link.Hello(link.VERSION, link.ROLE_WORKER, settings.slice, settings.host, settings.token)
     connection = link.connect(settings.resource_manager, hello, CONNECT_TIMEOUT_S, stop.fileno())
     if connection is not None:
-        say(f"slice {settings.slice} host {settings.host} registered with the resource manager")
+        say(f"slice {settings.slice} host {settings.host} is process {os.getpid()}, and registered")
         say(_contract.LOG_SERVER_READY.format(port=settings.server_port))
         report_ready(settings.server_port)
         connection.follow(_ignore, stop.fileno())
@@ -107,7 +110,7 @@ def _ignore(message: link.Message) -> None:
     """A resource manager has nothing to tell a worker but that it is there."""
 
 
-def _die_with_parent(parent_pid: int) -> bool:
+def die_with_parent(parent_pid: int) -> bool:
     """Asks the kernel (Linux) to kill this process when its parent ends; False when that has happened already.
 
     Elsewhere the connection to the resource manager, which is in the parent, ends the worker.

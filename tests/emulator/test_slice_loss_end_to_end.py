@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -78,12 +79,10 @@ def connect(tmp_path: Path) -> Iterator[Callable[[Any], Client]]:
         client.process.communicate(timeout=TIMEOUT_S)
 
 
-def workers_of(emulator: Any) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process(emulator.process.pid).children()
-        if "pathways_runtime.emulator.worker" in child.cmdline()
-    ]
+def workers_of(emulator: Any) -> dict[tuple[int, int], psutil.Process]:
+    """The worker process of each (slice, host), as the log names them."""
+    found = re.findall(r"slice (\d+) host (\d+) is process (\d+)", emulator.log.read_text())
+    return {(int(index), int(host)): psutil.Process(int(pid)) for index, host, pid in found}
 
 
 def wait_for_line(emulator: Any, text: str, count: int) -> None:
@@ -108,12 +107,7 @@ def test_a_killed_worker_is_data_loss_on_its_slice_only_until_it_is_back(
     assert client.ask("devices") == "16 devices on slices [0, 1]"
     assert client.ask("last") == client.ask("first") == "36.0"
 
-    (victim,) = [
-        worker
-        for worker in workers_of(emulator)
-        if (worker.environ()["MEGASCALE_SLICE_ID"], worker.environ()["JOB_COMPLETION_INDEX"]) == ("1", "0")
-    ]
-    victim.kill()
+    workers_of(emulator)[1, 0].kill()
     wait_for_line(emulator, "slice 1 is down: host 0 is lost", 1)
     assert client.ask("last").startswith("DATA_LOSS")
     assert client.ask("first") == "36.0"
@@ -126,9 +120,9 @@ def test_a_killed_worker_is_data_loss_on_its_slice_only_until_it_is_back(
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_an_emulator_that_ends_leaves_no_process_behind(start_emulator: StartEmulator, number: signal.Signals) -> None:
     emulator = start_emulator("--instance_type=tpuv6e:2x4", "--instance_count=2")
-    wait_for_line(emulator, "*** 2/2 Pathways Slices Now Ready ***", 1)
-    workers = workers_of(emulator)
-    assert len(workers) == 4
+    wait_for_line(emulator, "and registered", 4)
+    workers = [*workers_of(emulator).values(), *psutil.Process(emulator.process.pid).children()]
+    assert len(workers) == 5, "four hosts and what starts them"
     workers[0].suspend()  # one that cannot notice by itself
     emulator.process.send_signal(number)
     code = emulator.process.wait(TIMEOUT_S)

@@ -6,6 +6,8 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -54,10 +56,22 @@ def test_wrong_flags_and_variables_are_refused(
     assert "Traceback" not in stderr
 
 
-def test_flags_about_tpu_hardware_are_taken() -> None:
-    flags = ("--tpu_premapped_buffer_size=4294967296", "--megascale_grpc_premap_memory_bytes=1", "--parent_pid=1")
-    code, _ = run_worker(ADDRESS, *flags, environment=PLACE)
-    assert code == _contract.EXIT_RESOURCE_MANAGER_LOST
+def test_flags_about_tpu_hardware_are_taken_and_reported(spawn: Callable[..., Any]) -> None:
+    manager = spawn(
+        "pathways_runtime.emulator",
+        "--node_type=resource_manager",
+        "--server_port=0",
+        "--instance_type=tpuv6e:1x1",
+        "--instance_count=1",
+    )
+    worker = spawn(
+        "pathways_runtime.emulator.worker",
+        f"--resource_manager_address=127.0.0.1:{manager.port}",
+        "--tpu_premapped_buffer_size=4294967296",
+        environment=PLACE,
+    )
+    assert worker.port == _contract.WORKER_PORT
+    assert "--tpu_premapped_buffer_size=4294967296 has no effect" in worker.log.read_text()
 
 
 @pytest.mark.parametrize(
