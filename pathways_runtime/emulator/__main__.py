@@ -69,7 +69,7 @@ def _run_proxy(settings: Settings) -> int:
         if topology is None:
             return exit_code(stop.wait())
         slices = Slices(topology.num_slices)
-        server = _start_server(settings, topology, slices)
+        server = _start_server(settings, _visible(settings, topology), slices)
         report_ready(server.port)
         try:
             follower.follow(slices, stop.fileno())
@@ -84,13 +84,14 @@ def _run_all(settings: Settings) -> int:
 
     topology = settings.topology
     assert topology is not None
+    visible = _visible(settings, topology)
     slices = Slices(topology.num_slices)
     manager = ResourceManager(topology, slices, silence_s=settings.silence_s)
     with StopSignals() as stop:
         workers = Workers(topology.num_slices, topology.hosts_per_slice, manager.start(LOOPBACK, 0))
         workers.start()
         try:
-            server = _start_server(settings, topology, slices)
+            server = _start_server(settings, visible, slices)
             sys.stdout.write(
                 f"{_contract.JAX_PLATFORMS}={_contract.PROXY_PLATFORM}\n"
                 f"{_contract.JAX_BACKEND_TARGET}=grpc://{LOOPBACK}:{server.port}\n"
@@ -107,14 +108,13 @@ def _run_all(settings: Settings) -> int:
 
 def _start_server(settings: Settings, topology: Topology, slices: Slices) -> Server:
     """The IFRT proxy server, which is listening. XLA reads its flags once, when jaxlib is loaded."""
-    visible = _visible(settings, topology)
     if settings.xla_flags:
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags.xla_flags_variable(settings.xla_flags)}"
     from pathways_runtime.emulator.server import start_server
 
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=LOG_TIME)
     server = start_server(
-        topology=visible,
+        topology=topology,
         slices=slices,
         host=settings.host,
         port=settings.port,

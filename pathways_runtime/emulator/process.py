@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Final, Self
 
@@ -21,9 +22,10 @@ _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 def say(message: str) -> None:
     """Writes one line with the time to stderr, where Pathways' containers write their logs."""
     now = time.time()
-    # One write for each line: several threads and processes share this stream.
-    sys.stderr.write(f"{time.strftime(LOG_TIME, time.localtime(now))}.{int(now % 1 * 1000):03d} {message}\n")
-    sys.stderr.flush()
+    # One write for each line: several threads and processes share this stream. What reads it may have gone.
+    with suppress(OSError):
+        sys.stderr.write(f"{time.strftime(LOG_TIME, time.localtime(now))}.{int(now % 1 * 1000):03d} {message}\n")
+        sys.stderr.flush()
 
 
 def report_ready(port: int) -> None:
