@@ -193,9 +193,9 @@ def _connect(target: str, timeout_s: int) -> _jax.Client:
         except Exception as error:
             if str(error).startswith(_FINAL_STATUSES) or time.monotonic() >= deadline:
                 raise _explained(error, target, timeout_s) from error
-            if str(error) != told:
-                _logger.warning("waiting up to %d s for the Pathways proxy at %s: %s", timeout_s, target, error)
-            told = str(error)
+            if _detail(error) != told:
+                told = _detail(error)
+                _logger.warning("waiting up to %d s for the Pathways proxy at %s: %s", timeout_s, target, told)
         else:
             _check_server(client)
             return client
@@ -209,9 +209,14 @@ def _attempt(target: str) -> _jax.Client:
     return ifrt_proxy.get_client(target, options)
 
 
+def _detail(error: Exception) -> str:
+    """A connection error without what the client writes before each."""
+    return str(error).rpartition("detailed error: ")[2].rstrip(".")
+
+
 def _explained(error: Exception, target: str, timeout_s: int) -> PathwaysError:
     """What to do about a connection that failed for good."""
-    text = str(error).rpartition("detailed error: ")[2].rstrip(".")
+    text = _detail(error)
     if "protocol version" in text:
         return VersionMismatchError(
             f"the Pathways proxy at {target} and this client (jax {_jax_version()}) share no protocol version: {text}. "

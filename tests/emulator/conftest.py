@@ -24,13 +24,14 @@ Program = Callable[[Devices], Any]
 
 
 @pytest.fixture(scope="session")
-def devices(emulator: Any) -> Devices:
+def devices(emulator: Any) -> Iterator[Devices]:
     """The emulator's eight devices, in two slices of four. They are JAX's default."""
     jax.config.update("jax_platforms", "proxy,cpu")
     jax.config.update("jax_backend_target", emulator.target)
     jax.config.update("jax_num_cpu_devices", 8)
     pathways_runtime.initialize()
-    return jax.devices()
+    yield jax.devices()
+    jax.clear_caches()  # programs are released while the server still listens
 
 
 @pytest.fixture(scope="session")
