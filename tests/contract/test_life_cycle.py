@@ -23,6 +23,7 @@ def test_a_command_that_ends_with_0_has_succeeded(backend: Backend, make: Any) -
     ref = backend.submit(make.command("echo done"))
     status = backend.wait(ref)
     assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
+    assert status.started and status.finished
     assert status.created <= status.started <= status.finished
     assert texts(backend, ref) == ["done"]
 

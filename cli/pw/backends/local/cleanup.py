@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -58,26 +59,12 @@ def stop_controller(job: JobDir) -> None:
 
 def end_strays(uid: str, *, grace_s: float) -> None:
     """Ends every process of a job: SIGTERM, `grace_s` seconds, then SIGKILL until none is left."""
-    import psutil
-
-    found = _processes(uid)
-    for process in found:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    psutil.wait_procs(found, timeout=grace_s)
-    while left := _processes(uid):
-        processes.kill([process.pid for process in left])
-        psutil.wait_procs(left, timeout=1)
-
-
-def _processes(uid: str) -> list[Any]:
-    import psutil
-
-    found = []
-    for pid in processes.of_job(uid):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            found.append(psutil.Process(pid))
-    return found
+    found = processes.of_job(uid)
+    processes.end(found, signal.SIGTERM)
+    processes.wait_ended(found, grace_s)
+    while left := processes.of_job(uid):
+        processes.end(left, signal.SIGKILL)
+        processes.wait_ended(left, 1.0)
 
 
 def _lost(state: State) -> State:

@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pathways_runtime import _contract
 from pw.backends.local import images, processes
@@ -22,13 +22,20 @@ from pw.backends.local.ports import Ports
 from pw.backends.local.processes import Reaper
 from pw.backends.local.state import JobDir, now
 
+if TYPE_CHECKING:
+    import psutil
+
 # What containerd reports for a command that could not be executed.
 START_ERROR_CODE = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the containers of a job share. `changed` tells of a change of state, `rang` of new output."""
+    """What the containers of a job share.
+
+    `changed` is told of each change of state; `flush` has all of them written, so that nobody reads output of a
+    container that has not started; `ring` tells watchers of new output.
+    """
 
     job: JobDir
     machine: images.Machine
@@ -36,7 +43,8 @@ class Host:
     reaper: Reaper
     backoff: Backoff
     changed: Callable[[PodKey], None]
-    rang: Callable[[], None]
+    flush: Callable[[], None]
+    ring: Callable[[], None]
 
 
 class Container:
@@ -60,7 +68,9 @@ class Container:
 
     async def run(self) -> int:
         """Runs the command once and returns its exit code when all it started is gone and its output is written."""
-        log = LogFile(self._host.job.log_file(self._meta["name"], self.name), changed=self._host.rang)
+        log = LogFile(
+            self._host.job.log_file(self._meta["name"], self.name), before=self._host.flush, after=self._host.ring
+        )
         out, err = Pump(log, "stdout"), Pump(log, "stderr")
         try:
             code, reason = await self._execute(out, err, log)
@@ -149,7 +159,7 @@ class Container:
         await processes.kill_all(self._strays, self._host.reaper)
         return code
 
-    def _strays(self) -> list[int]:
+    def _strays(self) -> list[psutil.Process]:
         return processes.of_job(self._host.machine.uid, container=f"{self._meta['name']}/{self.name}")
 
     def _listens(self, port: int) -> None:

@@ -77,7 +77,8 @@ class Controller:
             reaper=Reaper(),
             backoff=self._backoff,
             changed=self._changed,
-            rang=self._bell.ring,
+            flush=self._record.flush,
+            ring=self._bell.ring,
         )
         self._record.open(await self._bell.open(), ports)
 

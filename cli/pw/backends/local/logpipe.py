@@ -29,17 +29,19 @@ def cri_time(ns: int) -> str:
 
 
 class LogFile:
-    """The log of one container, appended to over its restarts."""
+    """The log of one container, appended to over its restarts. `before` and `after` are called around each write."""
 
-    def __init__(self, path: Path, *, changed: Callable[[], None]) -> None:
+    def __init__(self, path: Path, *, before: Callable[[], None], after: Callable[[], None]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("ab", buffering=0)
-        self._changed = changed
+        self._before = before
+        self._after = after
         self._lost_bytes = 0
         self._torn = False
 
     def write(self, data: bytes) -> None:
         """Appends whole lines. On a full disk they are dropped and counted; the job goes on."""
+        self._before()
         if self._torn:
             data = b"\n" + data
         try:
@@ -51,7 +53,7 @@ class LogFile:
             self._torn = data[written - 1 : written] != b"\n"
         if written < len(data):
             self._drop(data[written:], None)
-        self._changed()
+        self._after()
 
     def _drop(self, data: bytes, exc: OSError | None) -> None:
         if not self._lost_bytes:

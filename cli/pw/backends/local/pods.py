@@ -119,17 +119,16 @@ class Pod:
             code = await container.run()
             if container.stopping.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
                 return code
-            in_a_row = 0 if self._now() - began > 2 * self._host.backoff.cap_s else in_a_row
+            # As the kubelet does: one that ran for long begins again with the shortest wait.
+            in_a_row = 1 if self._now() - began > 2 * self._host.backoff.cap_s else in_a_row + 1
             await self._wait_to_restart(container, self._host.backoff.delay_s(in_a_row))
-            in_a_row += 1
         if container.exit_code is not None:
             container.ended(container.exit_code)
         return code
 
     async def _wait_to_restart(self, container: Container, delay_s: float) -> None:
-        if delay_s:
-            container.waits("CrashLoopBackOff")
-            await _set_within(container.stopping, delay_s)
+        container.waits("CrashLoopBackOff")
+        await _set_within(container.stopping, delay_s)
         if not container.stopping.is_set():
             container.restarts += 1
             # This may find a limit exceeded, and stop this pod.

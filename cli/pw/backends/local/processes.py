@@ -11,13 +11,19 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pathways_runtime import _contract
+
+if TYPE_CHECKING:
+    import psutil
 
 # Which container of the job a process belongs to: POD/CONTAINER.
 LOCAL_CONTAINER = "PW_LOCAL_CONTAINER"
@@ -113,43 +119,63 @@ def signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
 
 
-def of_job(uid: str, *, container: str | None = None) -> list[int]:
-    """Pids of live processes of a job, or of one container of it, except this one.
+def of_job(uid: str, *, container: str | None = None) -> list[psutil.Process]:
+    """Live processes of a job, or of one container of it, except this one.
 
     Those whose environment names the job, and their descendants unless theirs names another.
     """
     import psutil
 
     wanted = {_contract.LOCAL_JOB_UID: uid} | ({LOCAL_CONTAINER: container} if container else {})
-    found: set[int] = set()
+    found: set[psutil.Process] = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            environ = process.environ()
-            if wanted.items() <= environ.items():
-                found.update((process.pid, *_descendants(process, uid)))
-    return sorted(found - {os.getpid()})
+            if wanted.items() <= process.environ().items():
+                found.update((process, *_descendants(process, uid)))
+    return [process for process in found if process.pid != os.getpid()]
 
 
-def _descendants(process: object, uid: str) -> Iterable[int]:
+def _descendants(process: psutil.Process, uid: str) -> Iterator[psutil.Process]:
     import psutil
 
-    assert isinstance(process, psutil.Process)
     for child in process.children():
         with contextlib.suppress(psutil.Error, OSError):
             if child.environ().get(_contract.LOCAL_JOB_UID, uid) == uid:
-                yield child.pid
+                yield child
                 yield from _descendants(child, uid)
 
 
-def kill(pids: Iterable[int]) -> None:
-    """SIGKILL to each."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+def end(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Sends a signal to each that is still the process that was found."""
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
 
 
-async def kill_all(find: Callable[[], list[int]], reaper: Reaper) -> None:
+def wait_ended(processes: Iterable[psutil.Process], timeout_s: float) -> None:
+    """Returns when all have ended, or after `timeout_s`. One that its parent has not collected yet has ended too."""
+    import psutil
+
+    if not hasattr(os, "pidfd_open"):
+        psutil.wait_procs(list(processes), timeout=timeout_s)
+        return
+    deadline = time.monotonic() + timeout_s
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            _wait_for(os.pidfd_open(process.pid), deadline)
+
+
+def _wait_for(pidfd: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(max(deadline - time.monotonic(), 0) * 1000)
+    os.close(pidfd)
+
+
+async def kill_all(find: Callable[[], list[psutil.Process]], reaper: Reaper) -> None:
     """Kills what `find` finds until it finds nothing, so that a process that forks meanwhile does not get away."""
-    while pids := find():
-        kill(pids)
+    while found := find():
+        end(found, signal.SIGKILL)
         await reaper.someone_ended(timeout_s=0.2)

@@ -82,7 +82,7 @@ class Record:
     def touch(self) -> None:
         """Something changed; it is written soon."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_WRITE_DELAY_S, self._write)
+            self._timer = asyncio.get_running_loop().call_later(_WRITE_DELAY_S, self.flush)
 
     def end(self, state: JobState, reason: str) -> None:
         """The last state. Raises OSError: without it the next command has to find out what became of the job."""
@@ -93,7 +93,11 @@ class Record:
         self._job.write_state(self._snapshot())
         self._written()
 
-    def _write(self) -> None:
+    def flush(self) -> None:
+        """Writes what was touched now. Without room for it the job goes on, and watchers see it late."""
+        if self._timer is None:
+            return
+        self._timer.cancel()
         self._timer = None
         try:
             self._job.write_state(self._snapshot())

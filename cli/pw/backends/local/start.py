@@ -46,7 +46,7 @@ def _spawn(job: JobDir, lock_fd: int, report_fd: int, uid: str) -> None:
             env=env,
             pass_fds=(lock_fd, report_fd),
             start_new_session=True,
-            check=True,
+            check=False,
         )
 
 
