@@ -12,9 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from pathways_runtime import _contract
+
+# How long an example takes says more about what else the machine does than about the code.
+hypothesis.settings.register_profile("pw", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("pw")
 
 
 @dataclasses.dataclass(frozen=True)
