@@ -1,4 +1,4 @@
-"""The gRPC service of the IFRT proxy protocol, and the sessions behind it.
+"""The service of the IFRT proxy protocol, and the sessions behind it.
 
 It listens before jax is imported: a client's own start overlaps with that of the engine, and its first call waits.
 Messages pass as bytes; `session.py` and `wire.py` know what they mean.
@@ -10,14 +10,14 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-import grpc
-
+from pathways_runtime.emulator.grpc_calls import Call, Listener, Messages, Unary
+from pathways_runtime.emulator.http2 import Receiver
 from pathways_runtime.emulator.slices import Slices, Topology
+from pathways_runtime.emulator.status import StatusError
 
 if TYPE_CHECKING:
     from pathways_runtime.emulator.engine import Engine
@@ -25,23 +25,11 @@ if TYPE_CHECKING:
 
 _log: Final = logging.getLogger(__name__)
 
-_SERVICE: Final = "xla.ifrt.proxy.GrpcIfrtService"
-_SESSION_METADATA: Final = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
+_SERVICE: Final = "/xla.ifrt.proxy.GrpcIfrtService/"
 _STORE_METADATA: Final = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
-_AUTHORIZATION: Final = "authorization"
-# A session holds a thread, and so does a transfer while it lasts; with fewer, one could wait for another for ever.
-_THREADS: Final = 1024
-# The client opens a stream for each shard at once, and gives up when one of them is turned away.
-_PENDING: Final = 1_000_000
 _CHUNK_BYTES: Final = 1 << 20
-_GRACE_S: Final = 0.5
-_OPTIONS: Final = (
-    ("grpc.server.max_pending_requests", _PENDING),
-    ("grpc.server.max_pending_requests_hard_limit", _PENDING),
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),
-)
+# So many answers wait for one another while more requests lie ready.
+_ANSWERS_TOGETHER: Final = 32
 
 
 def start_server(
@@ -70,26 +58,19 @@ class Server:
         self, topology: Topology, slices: Slices, host: str, port: int, platform: str, token: str | None
     ) -> None:
         self._core: Future[_Core] = Future()
-        threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="grpc")
-        self._grpc = grpc.server(threads, options=_OPTIONS)
-        self._grpc.add_generic_rpc_handlers((_Service(self._core, token),))
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        try:
-            self.port = self._grpc.add_insecure_port(address)
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {address}: {error}") from error
-        self._grpc.start()
+        self._listener = Listener(host, port, _Service(self._core).methods, token)
+        self.port = self._listener.port
         starter = threading.Thread(target=self._start_core, args=(topology, slices, platform), daemon=True)
         starter.start()
 
     def wait(self) -> None:
         """Returns once the server has stopped. Raises what kept the engine from starting."""
         self._core.result()
-        self._grpc.wait_for_termination()
+        self._listener.join()
 
     def stop(self) -> None:
         """Ends all sessions and stops listening."""
-        self._grpc.stop(_GRACE_S).wait()
+        self._listener.close()
 
     def _start_core(self, topology: Topology, slices: Slices, platform: str) -> None:
         try:
@@ -108,180 +89,241 @@ class _Core:
     """What needs jax: the engine, the schema, and the sessions. Importing it takes a second or two."""
 
     def __init__(self, topology: Topology, slices: Slices, platform: str) -> None:
-        from pathways_runtime.emulator import engine, session, transfers, wire  # noqa: F401
-        from pathways_runtime.emulator import programs as _programs  # noqa: F401  (fills the table of requests)
+        from pathways_runtime.emulator import engine, host_buffers, programs, session, transfers, wire
 
+        assert programs and transfers  # their import fills the table of requests
         self.wire: ModuleType = wire
+        self.host_buffers: ModuleType = host_buffers
         self.session_module: ModuleType = session
         self.engine: Engine = engine.Engine(topology, slices, platform)
         self.sessions: dict[int, Session] = {}
         self._new_id = itertools.count(1).__next__
 
-    def open(self, send: Callable[[bytes], None]) -> Session:
-        session: Session = self.session_module.Session(self.engine, self._new_id(), send)
+    def open(self, call: Call) -> Session:
+        """A new session that answers through `call`."""
+        session: Session = self.session_module.Session(self.engine, self._new_id(), call.send)
         self.sessions[session.id] = session
         return session
 
     def close(self, session: Session) -> None:
+        """Lets go of a session and all that it holds."""
         self.sessions.pop(session.id, None)
         session.close()
 
+    def session(self, session_id: int) -> Session:
+        """The session of this id. StatusError where there is none."""
+        session = self.sessions.get(session_id)
+        if session is None:
+            raise StatusError("NOT_FOUND", f"there is no session {session_id}")
+        return session
 
-class _Service(grpc.GenericRpcHandler):
-    """Routes calls by method name, once the token is right."""
-
-    def __init__(self, core: Future[_Core], token: str | None) -> None:
-        self._core = core
-        self._authorization = None if token is None else f"Bearer {token}"
-        self._methods = {
-            f"/{_SERVICE}/GetVersion": grpc.unary_unary_rpc_method_handler(self._get_version),
-            f"/{_SERVICE}/IfrtSession": grpc.stream_stream_rpc_method_handler(self._session),
-            f"/{_SERVICE}/HostBufferStore": grpc.stream_unary_rpc_method_handler(self._store),
-            f"/{_SERVICE}/HostBufferLookup": grpc.unary_stream_rpc_method_handler(self._lookup),
-            f"/{_SERVICE}/HostBufferDelete": grpc.unary_unary_rpc_method_handler(self._delete),
-        }
-        self._refusal = grpc.unary_unary_rpc_method_handler(_refuse)
-
-    def service(self, call: Any) -> Any:
-        """The handler of a call, None for a method that is unknown."""
-        if (
-            self._authorization is not None
-            and dict(call.invocation_metadata).get(_AUTHORIZATION) != self._authorization
-        ):
-            return self._refusal
-        return self._methods.get(call.method)
-
-    def _ready(self, context: grpc.ServicerContext) -> _Core:
+    def parse(self, message: Any, raw: bytes) -> Any:
+        """A message of that class. StatusError for bytes that are none."""
         try:
-            return self._core.result()
-        except BaseException as error:
-            context.abort(grpc.StatusCode.INTERNAL, f"the emulator did not start: {type(error).__name__}: {error}")
-            raise
+            return message.FromString(raw)
+        except Exception as error:
+            raise StatusError("INVALID_ARGUMENT", f"not a {message.DESCRIPTOR.name}: {error}") from error
 
-    def _get_version(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        wire = self._ready(context).wire
-        request = _parse(wire.GetVersionRequest, raw, context)
-        answer, problem = wire.choose_version(request)
+
+class _Service:
+    """The protocol's methods. Each waits for the engine."""
+
+    def __init__(self, core: Future[_Core]) -> None:
+        self._future = core
+        self.methods = {
+            _SERVICE + "GetVersion": lambda call: Unary(call, self._get_version),
+            _SERVICE + "IfrtSession": self._session,
+            _SERVICE + "HostBufferStore": self._store,
+            _SERVICE + "HostBufferLookup": self._lookup,
+            _SERVICE + "HostBufferDelete": lambda call: Unary(call, self._delete),
+        }
+
+    @property
+    def _core(self) -> _Core:
+        try:
+            return self._future.result()
+        except BaseException as error:
+            message = f"the emulator did not start: {type(error).__name__}: {error}"
+            raise StatusError("INTERNAL", message) from error
+
+    def _get_version(self, raw: bytes) -> bytes:
+        core = self._core
+        answer, problem = core.wire.choose_version(core.parse(core.wire.GetVersionRequest, raw))
         if problem:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
+            raise StatusError("FAILED_PRECONDITION", problem)
         serialized: bytes = answer.SerializeToString()
         return serialized
 
-    def _session(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        core = self._ready(context)
-        responses: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
-        session = core.open(responses.put)
-        _log.info("session %d begins", session.id)
-        reader = threading.Thread(
-            target=_read, args=(session, requests, responses), name=f"session-{session.id}", daemon=True
-        )
-        reader.start()
-        try:
-            while (response := responses.get()) is not None:
-                if isinstance(response, Exception):
-                    context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(response))
-                yield response
-        finally:
-            core.close(session)
-            _log.info("session %d ends", session.id)
+    def _session(self, call: Call) -> Receiver:
+        return _SessionReceiver(self._core, call)
 
-    def _store(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        from pathways_runtime.emulator.host_buffers import allocate
+    def _store(self, call: Call) -> Receiver:
+        core = self._core
+        metadata = core.parse(core.wire.StoreMetadata, call.metadata(_STORE_METADATA) or b"")
+        session = core.session(metadata.session_id)
+        return _StoreReceiver(core, call, session, metadata.handle, metadata.buffer_size)
 
-        core = self._ready(context)
-        serialized = dict(context.invocation_metadata()).get(_STORE_METADATA, b"")
-        metadata = _parse(core.wire.StoreMetadata, serialized, context)
-        session = _find(core, metadata.session_id, context)
-        buffer = allocate(metadata.buffer_size)
-        view, offset = memoryview(buffer), 0
-        for request in requests:
-            data = _data_of(request)
-            view[offset : offset + len(data)] = data
-            offset += len(data)
-        if offset != metadata.buffer_size:
-            context.abort(grpc.StatusCode.DATA_LOSS, f"{offset} bytes came of the {metadata.buffer_size} announced")
-        session.host_buffers.store(metadata.handle, buffer)
+    def _lookup(self, call: Call) -> Receiver:
+        def respond(raw: bytes) -> bytes:
+            core = self._core
+            request = core.parse(core.wire.LookupRequest, raw)
+            data = memoryview(core.session(request.session_id).host_buffers.get(request.handle))
+            last = max(len(data) - 1, 0) // _CHUNK_BYTES * _CHUNK_BYTES
+            for offset in range(0, last, _CHUNK_BYTES):
+                _send_data(call, data[offset : offset + _CHUNK_BYTES])
+            # Even an empty buffer is one message.
+            return _field_header(len(data) - last) + bytes(data[last:])
+
+        return Unary(call, respond)
+
+    def _delete(self, raw: bytes) -> bytes:
+        core = self._core
+        request = core.parse(core.wire.DeleteRequest, raw)
+        core.session(request.session_id).host_buffers.delete(request.handle)
         return b""
 
-    def _lookup(self, raw: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        from pathways_runtime.emulator.status import StatusError
 
-        core = self._ready(context)
-        request = _parse(core.wire.LookupRequest, raw, context)
-        session = _find(core, request.session_id, context)
+class _SessionReceiver:
+    """Hands a session's requests to its thread, which takes them in order."""
+
+    def __init__(self, core: _Core, call: Call) -> None:
+        self._core = core
+        self._call = call
+        self._session = core.open(call)
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._messages = Messages(self._requests.put)
+        call.begin()
+        call.flush()
+        threading.Thread(target=self._work, name=f"session-{self._session.id}", daemon=True).start()
+
+    def on_data(self, data: memoryview) -> None:
+        """Queues the requests in it."""
         try:
-            data = memoryview(session.host_buffers.get(request.handle))
+            self._messages.feed(data)
         except StatusError as error:
-            context.abort(grpc.StatusCode.NOT_FOUND, error.message)
-        # Even an empty buffer is one message.
-        for offset in range(0, max(len(data), 1), _CHUNK_BYTES):
-            yield _with_data(data[offset : offset + _CHUNK_BYTES])
+            self._call.finish(error)
+            self._requests.put(None)
 
-    def _delete(self, raw: bytes, context: grpc.ServicerContext) -> bytes:
-        core = self._ready(context)
-        request = _parse(core.wire.DeleteRequest, raw, context)
-        _find(core, request.session_id, context).host_buffers.delete(request.handle)
-        return b""
+    def on_end(self) -> None:
+        """The client asks no more."""
+        self._requests.put(None)
 
+    def on_close(self) -> None:
+        """The client is gone: what waits for it must not."""
+        self._session.host_buffers.close()
+        self._requests.put(None)
 
-def _refuse(raw: bytes, context: grpc.ServicerContext) -> bytes:
-    context.abort(grpc.StatusCode.UNAUTHENTICATED, "this server needs a token, and the call has not the right one")
-    return b""
-
-
-def _read(session: Session, requests: Iterator[bytes], responses: queue.SimpleQueue[Any]) -> None:
-    """The session's thread: takes its requests in order until the client goes."""
-    from pathways_runtime.emulator.session import MalformedError
-
-    end: Exception | None = None
-    try:
-        for request in requests:
-            session.receive(request)
-    except MalformedError as error:
-        end = error
-        _log.warning("session %d: %s", session.id, error)
-    except grpc.RpcError:
-        _log.info("session %d: the client is gone", session.id)
-    except Exception as error:
-        end = error
-        _log.exception("session %d ends by an error of the server", session.id)
-    responses.put(end)
-
-
-def _find(core: _Core, session_id: int, context: grpc.ServicerContext) -> Session:
-    session = core.sessions.get(session_id)
-    if session is None:
-        context.abort(grpc.StatusCode.NOT_FOUND, f"there is no session {session_id}")
-    return session
+    def _work(self) -> None:
+        session, requests = self._session, self._requests
+        _log.info("session %d begins", session.id)
+        error: StatusError | None = None
+        try:
+            unsent = 0
+            while (request := requests.get()) is not None:
+                session.receive(request)
+                unsent += 1
+                if unsent >= _ANSWERS_TOGETHER or requests.empty():
+                    self._call.flush()
+                    unsent = 0
+        except self._core.session_module.MalformedError as failure:
+            error = StatusError("INVALID_ARGUMENT", str(failure))
+            _log.warning("session %d: %s", session.id, failure)
+        except Exception as failure:
+            error = StatusError.of(failure)
+            _log.exception("session %d ends by an error of the server", session.id)
+        self._core.close(session)
+        self._call.finish(error)
+        _log.info("session %d ends", session.id)
 
 
-def _parse(message: Any, raw: bytes, context: grpc.ServicerContext) -> Any:
-    try:
-        return message.FromString(raw)
-    except Exception as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"not a {message.DESCRIPTOR.name}: {error}")
+class _StoreReceiver:
+    """Puts the data of a transfer where it will be used, without collecting its messages first."""
+
+    def __init__(self, core: _Core, call: Call, session: Session, handle: int, size_bytes: int) -> None:
+        self._call = call
+        self._session = session
+        self._handle = handle
+        try:
+            self._buffer = core.host_buffers.allocate(size_bytes)
+        except (MemoryError, ValueError) as error:
+            raise StatusError("RESOURCE_EXHAUSTED", f"a host buffer of {size_bytes} bytes: {error}") from error
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        self._header = bytearray()  # of a message, until it is complete
+        self._left = 0  # bytes of the present message that are still to come
+        self._has_ended = False
+
+    def on_data(self, data: memoryview) -> None:
+        """Copies what is data of the buffer."""
+        try:
+            while len(data) and not self._has_ended:
+                data = self._take_data(data) if self._left else self._take_header(data)
+        except StatusError as error:
+            self._end(error)
+
+    def on_end(self) -> None:
+        """The buffer is complete."""
+        if self._filled == len(self._view) and not self._left and not self._header:
+            if not self._has_ended:
+                self._session.host_buffers.store(self._handle, self._buffer)
+            self._end(None)
+        else:
+            message = f"{self._filled} bytes came of the {len(self._view)} announced"
+            self._end(StatusError("DATA_LOSS", message))
+
+    def on_close(self) -> None:
+        """Nothing is left to do: whoever waits for the buffer waits until the session ends."""
+
+    def _take_data(self, data: memoryview) -> memoryview:
+        count = min(self._left, len(data))
+        if self._filled + count > len(self._view):
+            raise StatusError("INVALID_ARGUMENT", f"more than the {len(self._view)} bytes announced")
+        self._view[self._filled : self._filled + count] = data[:count]
+        self._filled += count
+        self._left -= count
+        return data[count:]
+
+    def _take_header(self, data: memoryview) -> memoryview:
+        """gRPC's prefix, then the protocol buffer's: field 1, and how many bytes it has."""
+        self._header.append(data[0])
+        header = self._header
+        if len(header) == _GRPC_PREFIX_BYTES and not any(header):
+            header.clear()  # an empty message
+        elif len(header) == _GRPC_PREFIX_BYTES + 1 and header[-1] != _FIELD_1_BYTES:
+            raise StatusError("INVALID_ARGUMENT", "not a HostBufferStoreRequest")
+        elif len(header) > _GRPC_PREFIX_BYTES + 1 and header[-1] < 0x80:
+            self._left = _read_varint(header[_GRPC_PREFIX_BYTES + 1 :])
+            header.clear()
+        elif len(header) > _GRPC_PREFIX_BYTES + 10:
+            raise StatusError("INVALID_ARGUMENT", "not a HostBufferStoreRequest")
+        return data[1:]
+
+    def _end(self, error: StatusError | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if error is None:
+            self._call.send(b"", flush=False)
+        self._call.finish(error)
 
 
-def _data_of(request: bytes) -> memoryview:
-    """The one field, `bytes data = 1`, of a GrpcHostBufferStoreRequest, without a copy."""
-    if not request:
-        return memoryview(b"")
-    size, position, shift = 0, 1, 0
-    while True:
-        byte = request[position]
-        position += 1
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    return memoryview(request)[position : position + size]
+_GRPC_PREFIX_BYTES: Final = 5
+_FIELD_1_BYTES: Final = 0x0A
 
 
-def _with_data(data: memoryview) -> bytes:
-    """A GrpcHostBufferLookupResponse, whose one field is `bytes data = 1`, with one copy."""
-    size, prefix = len(data), bytearray(b"\x0a")
+def _read_varint(encoded: bytearray) -> int:
+    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(encoded))
+
+
+def _send_data(call: Call, data: memoryview) -> None:
+    """A message with `bytes data = 1`, without a copy of the data."""
+    call.send_parts(_field_header(len(data)), data)
+
+
+def _field_header(size: int) -> bytes:
+    header = bytearray([_FIELD_1_BYTES])
     while size > 0x7F:
-        prefix.append(size & 0x7F | 0x80)
+        header.append(size & 0x7F | 0x80)
         size >>= 7
-    prefix.append(size)
-    return b"".join((prefix, data))
+    header.append(size)
+    return bytes(header)

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -27,14 +27,23 @@ DELETION: Final = 1 << 63
 _POOL_SIZE: Final = 16
 
 
+class Send(Protocol):
+    """Sends a serialized response; without `flush` at the latest with the next that is flushed."""
+
+    def __call__(self, response: bytes, *, flush: bool) -> None: ...
+
+
 class MalformedError(Exception):
     """Bytes that are no request: nothing can be answered, the session must end."""
 
 
 class Session:
-    """`receive` must be called from one thread; `send` is called from any, with a serialized response."""
+    """`receive` must be called from one thread. `send` is called from any, with a serialized response.
 
-    def __init__(self, engine: Engine, session_id: int, send: Callable[[bytes], None]) -> None:
+    What `receive` answers itself is sent with `flush=False`: the caller knows whether more answers follow at once.
+    """
+
+    def __init__(self, engine: Engine, session_id: int, send: Send) -> None:
         self.engine = engine
         self.id = session_id
         self.arrays = ArrayTable(engine.health)
@@ -68,7 +77,7 @@ class Session:
             self._fail(entry, body, metadata, error)
             return
         if later is None:
-            self._answer(entry, body, metadata, reply)
+            self._answer(entry, body, metadata, reply, flush=False)
         else:
             self._pool.submit(self._finish, entry, body, metadata, reply, later)
 
@@ -106,21 +115,21 @@ class Session:
             self.arrays.poison([value] if isinstance(value, int) else value, status)
         self._answer_error(metadata.op_id, metadata.user_context_id, status)
 
-    def _answer(self, entry: Entry, body: Any, metadata: Any, reply: Any) -> None:
+    def _answer(self, entry: Entry, body: Any, metadata: Any, reply: Any, *, flush: bool = True) -> None:
         getattr(reply, entry.reply_field).SetInParent()
         reply.response_metadata.op_id = metadata.op_id
         reply.response_metadata.status.SetInParent()
         numbered = entry.numbered and not (entry.name == "check_future" and body.future_handle & DELETION)
         if numbered and wire.NUMBERS_RESPONSES:
             self._responses.number(reply.response_metadata, metadata.user_context_id)
-        self._send(reply.SerializeToString())
+        self._send(reply.SerializeToString(), flush=flush)
 
     def _answer_error(self, op_id: int, user_context: int, error: StatusError) -> None:
         reply = wire.Response()
         reply.response_metadata.op_id = op_id
         wire.write_status(reply.response_metadata.status, error)
         self._responses.release_later(user_context)
-        self._send(reply.SerializeToString())
+        self._send(reply.SerializeToString(), flush=True)
 
 
 class _Responses:
