@@ -31,6 +31,8 @@ from pw.errors import BackendError, BackendUnavailableError, JobNotFoundError, W
 from pw.specs import JobSpec, Plan
 from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
 
+# How long `connect` waits for a server that is being started.
+CONNECT_TIMEOUT_S = 60.0
 # What the emulator cannot do without; looked for, never imported.
 _EMULATOR_PACKAGES = ("jaxlib", "grpc")
 
@@ -155,18 +157,13 @@ class LocalBackend:
 
     @contextlib.contextmanager
     def connect(self, ref: JobRef, port: int) -> Iterator[str]:
-        """`127.0.0.1:N` of a server of the head; a port that is no Pathways server's is the command's own, as it is."""
+        """`127.0.0.1:N` of a server of the head, once it listens; any other port is the command's own, as it is."""
         with _translated(ref.name):
             job = self._store.find(ref.name)
-            state, manifest = cleanup.settle(job), job.manifest()
-        if JobState(state["state"]).final:
-            raise BackendError(f"job {ref.name!r} is {state['state']}: nothing listens any more")
-        real = state["ports"].get(str(port))
-        if real is None and port in _server_ports(manifest):
-            raise BackendError(
-                f"job {ref.name!r} does not listen on port {port} yet", hints=(f"pw job status {ref.name}",)
-            )
-        yield f"{events.LOOPBACK}:{real or port}"
+            server = port in _server_ports(job.manifest())
+            with _watching(job) as watch:
+                real = _real_port(job, port, watch) if server else port
+        yield f"{events.LOOPBACK}:{real}"
 
 
 def _check_emulator(python: str) -> None:
@@ -205,6 +202,25 @@ def _server_ports(manifest: Mapping[str, Any]) -> set[int | None]:
     pod = names.pod_spec(names.coordinator[0].replicated_job)
     containers = (*pod.get("initContainers", ()), *pod["containers"])
     return {images.server_port(container) for container in containers if images.is_emulated(container)}
+
+
+def _real_port(job: JobDir, port: int, watch: events.Watch | None) -> int:
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    state = job.state()
+    try:
+        while watch is not None and str(port) not in state["ports"] and watch.wait(deadline):
+            state = job.state()
+    except TimeoutError:
+        pass
+    state = cleanup.settle(job)
+    if JobState(state["state"]).final:
+        raise BackendError(f"job {job.name!r} is {state['state']}: nothing listens any more")
+    if str(port) not in state["ports"]:
+        raise BackendError(
+            f"job {job.name!r} does not listen on port {port} after {CONNECT_TIMEOUT_S:g} s",
+            hints=(f"pw job status {job.name}",),
+        )
+    return int(state["ports"][str(port)])
 
 
 def _status(job: JobDir) -> JobStatus:

@@ -52,6 +52,7 @@ class Container:
 
     def __init__(self, spec: Mapping[str, Any], key: PodKey, meta: images.Meta, host: Host) -> None:
         self.name: str = spec["name"]
+        self.emulated = images.is_emulated(spec)
         self.state = "waiting"
         self.reason = ""
         self.restarts = 0
@@ -129,8 +130,7 @@ class Container:
             _contract.LOCAL_JOB_UID: self._host.machine.uid,
             processes.LOCAL_CONTAINER: f"{self._meta['name']}/{self.name}",
         }
-        emulated = images.is_emulated(self._spec)
-        if emulated:
+        if self.emulated:
             marks[_contract.READY_FD] = str(readiness.write_fd)
         process = processes.spawn(
             launch.argv,
@@ -138,9 +138,9 @@ class Container:
             cwd=launch.cwd,
             stdout=out.write_fd,
             stderr=err.write_fd,
-            pass_fds=(readiness.write_fd,) if emulated else (),
+            pass_fds=(readiness.write_fd,) if self.emulated else (),
         )
-        if not emulated:
+        if not self.emulated:
             self.ready.set()
         return process
 

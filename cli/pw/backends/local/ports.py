@@ -25,11 +25,15 @@ class Ports:
             for container in (*pod.get("initContainers", ()), *pod["containers"])
             if images.is_emulated(container) and (port := images.server_port(container)) is not None
         }
+        # These start side by side, and one may name another before that has said where it listens.
+        self._side_by_side = {container["name"] for container in pod["containers"]} & set(self._containers.values())
         self._reference = re.compile(rf"(?<![\w.-]){re.escape(address)}:([0-9]+)(?![0-9])")
         self._real: dict[tuple[PodKey, str], int] = {}
 
     def to_listen_on(self, key: PodKey, container: str) -> int:
-        """The port to start a container with: the one it had before, or that others were told, or 0."""
+        """The port to start a container with: the one it had before or that others were told, or 0 for any."""
+        if key == self._key and container in self._side_by_side:
+            return self._promised(container)
         return self._real.get((key, container), 0)
 
     def listens(self, key: PodKey, container: str, port: int) -> None:
@@ -58,7 +62,7 @@ class Ports:
         }
 
     def _promised(self, container: str) -> int:
-        """The port of a server, chosen now if it has not started: containers side by side name each other."""
+        """The port of a server of the coordinator's pod, chosen now if it has none yet."""
         if (self._key, container) not in self._real:
             with socket.socket() as probe:
                 probe.bind((LOOPBACK, 0))

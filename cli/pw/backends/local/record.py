@@ -146,7 +146,7 @@ class Record:
     def _code(self, state: JobState) -> int | None:
         """The command's exit code; of a job that failed elsewhere, that of the container that did."""
         coordinator = self._pods.get(self._names.coordinator[0])
-        code = coordinator.main.exit_code if coordinator else None
+        code = coordinator.main.exit_code if coordinator and not coordinator.main.emulated else None
         if state is JobState.FAILED and not code:
             codes = [exit.code for pod in self._pods.values() if pod.reason != "Stopped" for exit in pod.exits]
             return next((code for code in codes if code), code)
