@@ -106,14 +106,17 @@ def _single_name(option: Option) -> str:
 
 
 def _help(option: Option) -> str:
-    if option.required:
-        return (
-            f"{option.help} (made from the command if left out)" if option.name == "name" else f"{option.help} (needed)"
-        )
-    shown = "" if option.text is fields.FLAG or not option.default else " ".join(option.text.write(option.default))
-    if option.text is fields.INTEGER:
-        shown = str(option.default)
-    return f"{option.help} (default {shown})" if shown else option.help
+    note = "needed" if option.required else f"default {_default(option)}" if _default(option) else ""
+    if option.name == "name":
+        note = "made from the command if left out"
+    return f"{option.help} ({note})" if note else option.help
+
+
+def _default(option: Option) -> str:
+    """The default as it would be typed, "" where that is nothing."""
+    if option.text is fields.FLAG or option.default in ("", ()):
+        return ""
+    return " ".join(option.text.write(option.default))
 
 
 def _read(option: Option, texts: list[str]) -> Any:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 
-from pw import console, fields, jobs
-from pw.commands import _shared
+from pw import console, jobs
+from pw.commands import _draw, _shared
 from pw.commands._shared import Where, placed
 from pw.commands.job_submit import SubmitCommand, submit
 from pw.errors import SpecError
-from pw.status import ContainerStatus, JobState, JobStatus, LogQuery, PodStatus
+from pw.status import JobState, LogQuery
 
 app = typer.Typer(help="Submit, watch and stop jobs.")
 app.command("submit", cls=SubmitCommand, context_settings={"allow_extra_args": True})(submit)
@@ -34,7 +33,7 @@ def list_jobs(
     states = [_state(text) for text in status or ()]
     chosen = _shared.choose_backend(where)
     found = jobs.list(chosen, states=states, name_contains=name_contains)
-    console.table(_LIST_COLUMNS, [_list_row(job) for job in found], json=json, records=found)
+    console.table(_draw.JOB_COLUMNS, [_draw.job_row(job) for job in found], json=json, records=found)
     if not found and not json:
         console.say("no jobs")
 
@@ -53,13 +52,11 @@ def show_status(
     if json:
         console.print_json(found)
         return
-    console.out("\n".join(_summary(found)))
-    if found.slices:
-        console.out()
-        console.table(_SLICE_COLUMNS, _slice_rows(found))
-    if found.pods:
-        console.out()
-        console.table(_POD_COLUMNS, [row for pod in found.pods for row in _pod_rows(pod)])
+    console.out("\n".join(_draw.summary(found)))
+    for columns, rows in ((_draw.SLICE_COLUMNS, _draw.slice_rows(found)), (_draw.POD_COLUMNS, _draw.pod_rows(found))):
+        if rows:
+            console.out()
+            console.table(columns, rows)
 
 
 @app.command()
@@ -100,7 +97,7 @@ def cancel(
     with console.progress(f"stopping job {ref.name!r}"):
         jobs.cancel(chosen, ref)
     found = jobs.get(chosen, ref)
-    console.say(f"job {ref.name!r}: {_outcome(found)}")
+    console.say(f"job {ref.name!r}: {_draw.outcome(found)}")
     if json:
         console.print_json(found)
 
@@ -124,7 +121,7 @@ def wait(
     if json:
         console.print_json(found)
     jobs.check(chosen, found)
-    console.say(f"job {ref.name!r}: {_outcome(found)}")
+    console.say(f"job {ref.name!r}: {_draw.outcome(found)}")
 
 
 @app.command()
@@ -143,83 +140,8 @@ def delete(
         console.print_json({"ref": ref})
 
 
-_LIST_COLUMNS = ("NAME", "STATUS", "SLICES", "RESTARTS", "CREATED", "COMPLETED")
-_SLICE_COLUMNS = ("SLICE", "STATE", "READY", "RESTARTS", "HOSTS")
-_POD_COLUMNS = ("POD", "PHASE", "CONTAINER", "STATE", "RESTARTS", "EXIT", "WHY")
-
-
 def _state(text: str) -> JobState:
     for state in JobState:
         if state.value.lower() == text.lower():
             return state
     raise SpecError(f"--status {text!r} is unknown: want {', '.join(JobState)}")
-
-
-def _list_row(job: JobStatus) -> Sequence[str]:
-    return (
-        job.ref.name,
-        job.state.value,
-        _slices(job),
-        f"{job.restarts}/{job.max_restarts}",
-        _time(job.created),
-        _time(job.finished),
-    )
-
-
-def _summary(job: JobStatus) -> list[str]:
-    """What is true of the whole job, a line for each."""
-    lines = [f"{job.ref}  {_outcome(job)}", f"{_slices(job)}, {job.restarts} of {job.max_restarts} restarts used"]
-    lines.append(f"created {_time(job.created)}" + "".join(f", {word} {_time(time)}" for word, time in _times(job)))
-    return lines
-
-
-def _times(job: JobStatus) -> list[tuple[str, datetime]]:
-    return [(word, time) for word, time in (("started", job.started), ("ended", job.finished)) if time is not None]
-
-
-def _outcome(job: JobStatus) -> str:
-    took = ""
-    if job.started is not None and job.state is not JobState.PENDING:
-        end = job.finished or datetime.now(UTC)
-        took = f" after {fields.duration_text(max(0, round((end - job.started).total_seconds())))}"
-        took = took if job.state.final else took.replace("after", "for")
-    code = f", exit code {job.exit_code}" if job.exit_code else ""
-    return f"{job.state}{took}{code}" + (f": {job.reason}" if job.reason else "")
-
-
-def _slices(job: JobStatus) -> str:
-    return f"{job.num_slices} x {job.compute_type}" if job.compute_type else str(job.num_slices)
-
-
-def _slice_rows(job: JobStatus) -> list[Sequence[str]]:
-    return [
-        (
-            str(slice.index),
-            # Nobody looks for a finished job's slices: they have gone with it.
-            "ended" if job.state.final else slice.state,
-            f"{slice.hosts_ready}/{slice.hosts}",
-            str(slice.restarts),
-            "  ".join(f"{pod.host}:{pod.phase}" for pod in job.pods if pod.slice == slice.index),
-        )
-        for slice in job.slices
-    ]
-
-
-def _pod_rows(pod: PodStatus) -> list[Sequence[str]]:
-    """A row for each container; what belongs to the pod stands in the first."""
-    rows: list[Sequence[str]] = [_container_cells(container) for container in pod.containers] or [("", "", "", "", "")]
-    first, *rest = ((name, state, restarts, code, why) for name, state, restarts, code, why in rows)
-    name, state, restarts, code, why = first
-    return [
-        (pod.name, pod.phase, name, state, restarts, code, why or pod.reason),
-        *(("", "", *cells) for cells in rest),
-    ]
-
-
-def _container_cells(container: ContainerStatus) -> Sequence[str]:
-    code = "" if container.exit_code is None else str(container.exit_code)
-    return (container.name, container.state, str(container.restarts), code, container.reason)
-
-
-def _time(time: datetime | None) -> str:
-    return "" if time is None else time.astimezone().strftime("%Y-%m-%d %H:%M:%S")
