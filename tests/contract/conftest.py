@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,15 @@ import pytest
 from pathways_runtime import _contract
 from pw.backends import Backend
 from pw.backends.local import LocalBackend
+from pw.backends.local.events import watch
 from pw.config import Settings
 from pw.expansion import escape
 from pw.specs import JobSpec, Plan
-from pw.status import JobRef, LogQuery
+from pw.status import JobRef, JobStatus, LogQuery
 
 Object = dict[str, Any]
 BACKOFF_S = 0.02
+PLACES = (("state.json", "event_port"), ("job.json", "uid"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,5 +124,19 @@ def saw() -> Callable[..., str]:
             if text in line.text:
                 return line.text
         pytest.fail(f"{ref} ended without a line with {text!r}: {backend.get(ref)}")
+
+    return wait
+
+
+@pytest.fixture
+def until(settings: Settings) -> Callable[..., None]:
+    """`until(backend, ref, is_so)` waits until `is_so(status)` holds, looking at each change of the local job."""
+
+    def wait(backend: Backend, ref: JobRef, is_so: Callable[[JobStatus], bool]) -> None:
+        folder = settings.state_dir / "jobs" / ref.name
+        port, uid = (json.loads((folder / name).read_text())[key] for name, key in PLACES)
+        with watch(port, uid) as changes:
+            while not is_so(backend.get(ref)):
+                assert changes is not None and changes.wait(), backend.get(ref)
 
     return wait

@@ -37,7 +37,9 @@ def kill(pod: PodStatus, container: str) -> None:
             continue
 
 
-def test_a_job_finds_its_servers_and_a_lost_worker_returns(local: LocalBackend, saw: Saw) -> None:
+def test_a_job_finds_its_servers_and_a_lost_worker_returns(
+    local: LocalBackend, saw: Saw, until: Callable[..., None]
+) -> None:
     command = "echo target $JAX_BACKEND_TARGET; exec sleep 600"
     spec = JobSpec(name="emulated", compute_type="v6e:2x2", num_slices=2, command=command)
     ref = local.submit(local.plan(spec))
@@ -52,8 +54,8 @@ def test_a_job_finds_its_servers_and_a_lost_worker_returns(local: LocalBackend, 
     worker = next(pod for pod in local.get(ref).pods if pod.slice == 1)
     kill(worker, _contract.WORKER_CONTAINER)
     assert any(ready in line.text for line in lines)
-    status = local.get(ref)
-    assert [(slice.state, slice.restarts) for slice in status.slices] == [("ready", 0), ("ready", 1)]
+    until(local, ref, lambda status: status.slices[1].state == "ready")
+    assert [(slice.state, slice.restarts) for slice in local.get(ref).slices] == [("ready", 0), ("ready", 1)]
     local.cancel(ref)
     with pytest.raises(BackendError, match="is Cancelled"), local.connect(ref, _contract.PROXY_PORT):
         pass

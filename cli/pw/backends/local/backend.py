@@ -105,10 +105,11 @@ class LocalBackend:
         """All jobs, newest first."""
         with _translated("?"):
             self._store.expire(self._clock())
-            statuses = []
-            for job in self._store.all():
-                with contextlib.suppress(FileNotFoundError):
-                    statuses.append(_status(job))
+            jobs = self._store.all()
+        statuses = []
+        for job in jobs:
+            with contextlib.suppress(JobNotFoundError), _translated(job.name):
+                statuses.append(_status(job))
         return sorted(statuses, key=lambda status: status.created, reverse=True)
 
     def cancel(self, ref: JobRef) -> None:

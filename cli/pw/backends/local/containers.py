@@ -105,7 +105,7 @@ class Container:
 
     def _signal(self, number: signal.Signals) -> None:
         if self._pid is not None:
-            processes.signal_group(self._pid, number)
+            self._host.reaper.signal(self._pid, number)
 
     async def _execute(self, out: Pump, err: Pump, log: LogFile) -> tuple[int, str]:
         port = self._host.ports.to_listen_on(self._key, self.name)
@@ -155,7 +155,6 @@ class Container:
             self._host.ports.forget(self._key, self.name)
         self.ready.clear()
         self.finished = now()
-        processes.signal_group(process.pid, signal.SIGKILL)
         await processes.kill_all(self._strays, self._host.reaper)
         return code
 

@@ -7,6 +7,7 @@ itself: what happens to pods goes to the `jobset` machine, and the actions that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -59,8 +60,7 @@ class Controller:
             loop.add_signal_handler(number, lambda: None)
         loop.add_signal_handler(signal.SIGTERM, self._finish, JobState.CANCELLED, "")
         await self._open()
-        os.write(report_fd, b"ok")
-        os.close(report_fd)
+        _report(report_fd)
         self._apply(self._jobset.begin())
         state, reason = await self._end
         await self._all_stopped()
@@ -152,6 +152,13 @@ class Controller:
         if error is not None:
             _LOG.error("the controller failed", exc_info=error)
             self._finish(JobState.FAILED, f"ControllerError: {type(error).__name__}: {error}")
+
+
+def _report(report_fd: int) -> None:
+    # A `submit` that was killed does not listen any more; the job goes on.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(report_fd, b"ok")
+    os.close(report_fd)
 
 
 async def _run(job: JobDir, report_fd: int) -> None:

@@ -1,8 +1,4 @@
-"""Which parts of a JobSet manifest run locally. What is not known here is refused, never passed over in silence.
-
-Three kinds of field: those that the controller acts on, those that have no effect on one machine (`WITHOUT_EFFECT`),
-and all others, which are refused by name.
-"""
+"""Which parts of a JobSet manifest run locally. What is not known here is refused, never passed over in silence."""
 
 from __future__ import annotations
 
@@ -15,81 +11,120 @@ from pw.errors import SpecError
 
 Object = Mapping[str, Any]
 
-_KNOWN = {
-    "JobSet": {"apiVersion", "kind", "metadata", "spec"},
+# A field that the controller acts on as a whole, and one that has no effect on one machine: where a pod runs, what it
+# may use and which files it sees are not chosen there.
+_ACTED_ON, _WITHOUT_EFFECT = "acted on", "without effect"
+# By kind of object its fields; a field's value is one of the above or the kind of the object, or objects, in it.
+_FIELDS: dict[str, dict[str, str]] = {
+    "manifest": {"spec": "spec"} | dict.fromkeys(("apiVersion", "kind", "metadata"), _ACTED_ON),
     "spec": {
-        *("replicatedJobs", "network", "coordinator", "startupPolicy", "successPolicy", "failurePolicy"),
-        "ttlSecondsAfterFinished",
+        "network": "network",
+        "coordinator": "coordinator",
+        "startupPolicy": "startupPolicy",
+        "successPolicy": "successPolicy",
+        "failurePolicy": "failurePolicy",
+        "replicatedJobs": "replicatedJob",
+        "ttlSecondsAfterFinished": _ACTED_ON,
     },
-    "failurePolicy": {"maxRestarts", "restartStrategy", "rules"},
-    "replicatedJob": {"name", "replicas", "template", "groupName"},
-    "jobTemplate": {"metadata", "spec"},
+    "network": {
+        "subdomain": _ACTED_ON,
+        "enableDNSHostnames": _WITHOUT_EFFECT,
+        "publishNotReadyAddresses": _WITHOUT_EFFECT,
+    },
+    "coordinator": dict.fromkeys(("replicatedJob", "jobIndex", "podIndex"), _ACTED_ON),
+    "startupPolicy": {"startupPolicyOrder": _ACTED_ON},
+    "successPolicy": dict.fromkeys(("operator", "targetReplicatedJobs"), _ACTED_ON),
+    "failurePolicy": {"maxRestarts": _ACTED_ON, "restartStrategy": _ACTED_ON, "rules": "failureRule"},
+    "failureRule": dict.fromkeys(
+        ("name", "action", "targetReplicatedJobs", "onJobFailureReasons", "onJobFailureMessagePatterns"), _ACTED_ON
+    ),
+    "replicatedJob": {
+        "name": _ACTED_ON,
+        "replicas": _ACTED_ON,
+        "groupName": _WITHOUT_EFFECT,
+        "template": "jobTemplate",
+    },
+    "jobTemplate": {"metadata": _ACTED_ON, "spec": "job"},
     "job": {
-        *("completions", "parallelism", "completionMode", "backoffLimit", "backoffLimitPerIndex", "maxFailedIndexes"),
-        *("podFailurePolicy", "podReplacementPolicy", "template"),
+        **dict.fromkeys(("completions", "parallelism", "completionMode", "backoffLimit"), _ACTED_ON),
+        **dict.fromkeys(("backoffLimitPerIndex", "maxFailedIndexes", "podReplacementPolicy"), _ACTED_ON),
+        "podFailurePolicy": "podFailurePolicy",
+        "template": "podTemplate",
     },
-    "podTemplate": {"metadata", "spec"},
-    "pod": {"containers", "initContainers", "restartPolicy", "terminationGracePeriodSeconds"},
-    "container": {"name", "image", "command", "args", "env", "ports", "restartPolicy"},
-    "env": {"name", "value", "valueFrom"},
-}
-# Where a pod runs, what it may do and which of its node's files it sees: on one machine there is nothing to choose.
-WITHOUT_EFFECT = {
+    "podFailurePolicy": {"rules": "podFailureRule"},
+    # Nothing disrupts a pod here, so no condition ever holds.
+    "podFailureRule": {"action": _ACTED_ON, "onExitCodes": _ACTED_ON, "onPodConditions": _WITHOUT_EFFECT},
+    "podTemplate": {"metadata": _ACTED_ON, "spec": "pod"},
     "pod": {
-        *("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName"),
-        *("priorityClassName", "hostNetwork", "dnsPolicy", "serviceAccountName", "automountServiceAccountToken"),
-        *("imagePullSecrets", "volumes", "securityContext", "enableServiceLinks"),
+        "containers": "container",
+        "initContainers": "initContainer",
+        "restartPolicy": _ACTED_ON,
+        "terminationGracePeriodSeconds": _ACTED_ON,
+        **dict.fromkeys(("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints"), _WITHOUT_EFFECT),
+        **dict.fromkeys(("schedulerName", "priorityClassName", "hostNetwork", "dnsPolicy"), _WITHOUT_EFFECT),
+        **dict.fromkeys(("serviceAccountName", "automountServiceAccountToken", "imagePullSecrets"), _WITHOUT_EFFECT),
+        **dict.fromkeys(("volumes", "securityContext", "enableServiceLinks"), _WITHOUT_EFFECT),
     },
-    "container": {
-        *("resources", "volumeMounts", "imagePullPolicy", "securityContext"),
-        *("terminationMessagePath", "terminationMessagePolicy"),
-    },
+    "env": {"name": _ACTED_ON, "value": _ACTED_ON, "valueFrom": "valueFrom"},
+    "valueFrom": {"fieldRef": "fieldRef"},
+    "fieldRef": {"fieldPath": _ACTED_ON, "apiVersion": _WITHOUT_EFFECT},
 }
+_CONTAINER = {
+    "env": "env",
+    **dict.fromkeys(("name", "image", "command", "args", "ports"), _ACTED_ON),
+    **dict.fromkeys(("resources", "volumeMounts", "imagePullPolicy", "securityContext"), _WITHOUT_EFFECT),
+    **dict.fromkeys(("terminationMessagePath", "terminationMessagePolicy"), _WITHOUT_EFFECT),
+}
+_KINDS = _FIELDS | {"container": _CONTAINER, "initContainer": _CONTAINER | {"restartPolicy": _ACTED_ON}}
 _CHOICES = {
-    ("failurePolicy", "restartStrategy"): {"Recreate", "BlockingRecreate"},
-    ("job", "completionMode"): {"Indexed", "NonIndexed"},
-    ("pod", "restartPolicy"): {"Never", "OnFailure"},
+    ("startupPolicy", "startupPolicyOrder"): ("InOrder", "AnyOrder"),
+    ("successPolicy", "operator"): ("All", "Any"),
+    ("failurePolicy", "restartStrategy"): ("Recreate", "BlockingRecreate"),
+    ("failureRule", "action"): ("FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"),
+    ("job", "completionMode"): ("Indexed", "NonIndexed"),
+    ("podFailureRule", "action"): ("FailJob", "FailIndex", "Ignore", "Count"),
+    ("pod", "restartPolicy"): ("Never", "OnFailure"),
+    ("initContainer", "restartPolicy"): ("Always",),
 }
-_RULE_ACTIONS = {"FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"}
-_POD_RULE_ACTIONS = {"FailJob", "FailIndex", "Ignore", "Count"}
 
 
 def check(manifest: Object) -> None:
-    """Raises SpecError that names the field which the local backend cannot honour."""
-    _fields("JobSet", manifest, "manifest")
-    spec = manifest["spec"]
-    _fields("spec", spec, "spec")
-    policy = spec.get("failurePolicy", {})
-    _fields("failurePolicy", policy, "spec.failurePolicy")
-    for rule in policy.get("rules", ()):
-        _choice(rule["action"], _RULE_ACTIONS, "spec.failurePolicy.rules.action")
-    for replicated in spec["replicatedJobs"]:
-        path = f"spec.replicatedJobs[{replicated['name']}]"
-        _fields("replicatedJob", replicated, path)
-        _fields("jobTemplate", replicated["template"], f"{path}.template")
-        _job(replicated["template"]["spec"], f"{path}.template.spec")
+    """Raises SpecError that names the first field which the local backend cannot honour."""
+    for kind, value, path in _objects("manifest", manifest, "manifest"):
+        _check_fields(kind, value, path)
+        if kind == "job" and "completions" not in value and value.get("parallelism", 1) != 1:
+            raise SpecError(f"{path}.parallelism without completions is a work queue, which is not run locally")
+        if kind == "pod" and "restartPolicy" not in value:
+            raise SpecError(f"{path}.restartPolicy is missing: a Job wants Never or OnFailure")
+        if kind in ("container", "initContainer"):
+            _check_container(value, path)
+        if kind == "fieldRef" and (problem := images.field_problem(value["fieldPath"])):
+            raise SpecError(f"{path}: {problem}")
 
 
-def _job(job: Object, path: str) -> None:
-    _fields("job", job, path)
-    if "completions" not in job and int(job.get("parallelism", 1)) != 1:
-        raise SpecError(f"{path}.parallelism without completions is a work queue, which is not run locally")
-    for rule in job.get("podFailurePolicy", {}).get("rules", ()):
-        _choice(rule["action"], _POD_RULE_ACTIONS, f"{path}.podFailurePolicy.rules.action")
-    _fields("podTemplate", job["template"], f"{path}.template")
-    pod, path = job["template"]["spec"], f"{path}.template.spec"
-    _fields("pod", pod, path)
-    if "restartPolicy" not in pod:
-        raise SpecError(f"{path}.restartPolicy is missing: a Job wants Never or OnFailure")
-    for kind in ("initContainers", "containers"):
-        for container in pod.get(kind, ()):
-            _container(container, f"{path}.{kind}[{container['name']}]", init=kind == "initContainers")
+def _objects(kind: str, value: Object, path: str) -> Iterator[tuple[str, Object, str]]:
+    """An object and all objects in it, outer before inner."""
+    yield kind, value, path
+    for name, child in value.items():
+        child_kind = _KINDS[kind][name]
+        if child_kind in _KINDS:
+            for item in child if isinstance(child, list) else [child]:
+                label = f"[{item['name']}]" if isinstance(child, list) and "name" in item else ""
+                yield from _objects(child_kind, item, f"{path}.{name}{label}")
 
 
-def _container(container: Object, path: str, *, init: bool) -> None:
-    _fields("container", container, path)
-    if "restartPolicy" in container and not (init and container["restartPolicy"] == "Always"):
-        raise SpecError(f"{path}.restartPolicy is for init containers, and there it is Always")
+def _check_fields(kind: str, value: Object, path: str) -> None:
+    for name in value:
+        if name not in _KINDS[kind]:
+            raise SpecError(f"{path}.{name} is not run by the local backend: leave it out, or use --backend gke")
+        choices = _CHOICES.get((kind, name))
+        if choices and value[name] not in choices:
+            raise SpecError(
+                f"{path}.{name} {value[name]!r} is not run by the local backend: want {' or '.join(choices)}"
+            )
+
+
+def _check_container(container: Object, path: str) -> None:
     if container["name"] == _contract.SIDECAR_CONTAINER:
         raise SpecError(
             "colocated Python is not emulated by the local backend: leave out "
@@ -97,34 +132,6 @@ def _container(container: Object, path: str, *, init: bool) -> None:
         )
     if not container.get("command") and not images.is_emulated(container):
         raise SpecError(f"{path} has no command: what its image {container.get('image')!r} would run is not known here")
-    for entry in container.get("env", ()):
-        _env(entry, f"{path}.env[{entry['name']}]")
-
-
-def _env(entry: Object, path: str) -> None:
-    _fields("env", entry, path)
-    source = entry.get("valueFrom")
-    if not source:
-        return
-    if set(source) != {"fieldRef"}:
-        raise SpecError(f"{path}.valueFrom.{next(iter(source))} is not known locally: want value or a fieldRef")
-    problem = images.field_problem(source["fieldRef"]["fieldPath"])
-    if problem:
-        raise SpecError(f"{path}: {problem}")
-
-
-def _fields(kind: str, value: Object, path: str) -> None:
-    for name in value:
-        if name not in _KNOWN[kind] and name not in WITHOUT_EFFECT.get(kind, ()):
-            raise SpecError(f"{path}.{name} is not run by the local backend: leave it out, or use --backend gke")
-    for (owner, name), choices in _CHOICES.items():
-        if owner == kind and name in value:
-            _choice(value[name], choices, f"{path}.{name}")
-
-
-def _choice(value: str, choices: set[str], path: str) -> None:
-    if value not in choices:
-        raise SpecError(f"{path} {value!r} is not run by the local backend: want {' or '.join(sorted(choices))}")
 
 
 def notes(manifest: Object) -> tuple[str, ...]:
@@ -133,23 +140,14 @@ def notes(manifest: Object) -> tuple[str, ...]:
 
 
 def _notes(manifest: Object) -> Iterator[str]:
-    mounts = {
-        mount["mountPath"]
-        for container in _containers(manifest)
-        for mount in container.get("volumeMounts", ())
-        if mount["mountPath"] not in ("/tmp", "/dev/shm")
-    }
-    if mounts:
-        yield f"mounts are not made locally: {', '.join(sorted(mounts))} is what this machine has there"
-    for replicated in manifest["spec"]["replicatedJobs"]:
-        for volume in replicated["template"]["spec"]["template"]["spec"].get("volumes", ()):
-            if "sizeLimit" in (volume.get("emptyDir") or {}):
-                yield f"volume {volume['name']} is this machine's: its size limit has no effect locally"
-    if not any(container["name"] == _contract.USER_CONTAINER for container in _containers(manifest)):
+    objects = list(_objects("manifest", manifest, "manifest"))
+    containers = [value for kind, value, _ in objects if kind in ("container", "initContainer")]
+    mounted = {mount["mountPath"] for container in containers for mount in container.get("volumeMounts", ())}
+    # What every job has, and what every machine has too.
+    if other := mounted - {"/tmp", "/dev/shm"}:
+        yield f"mounts are not made locally: {', '.join(sorted(other))} is what this machine has there"
+    volumes = [volume for kind, value, _ in objects if kind == "pod" for volume in value.get("volumes", ())]
+    if any("sizeLimit" in volume.get("emptyDir", {}) for volume in volumes):
+        yield "/dev/shm is this machine's: its size has no effect locally"
+    if not any(container["name"] == _contract.USER_CONTAINER for container in containers):
         yield "headless: it runs until it is cancelled (pw job cancel)"
-
-
-def _containers(manifest: Object) -> Iterator[Object]:
-    for replicated in manifest["spec"]["replicatedJobs"]:
-        pod = replicated["template"]["spec"]["template"]["spec"]
-        yield from (*pod.get("initContainers", ()), *pod["containers"])

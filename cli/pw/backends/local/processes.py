@@ -90,6 +90,20 @@ class Reaper:
         self._running[process.pid] = process, future
         return future
 
+    def signal(self, pid: int, number: signal.Signals) -> None:
+        """Sends a signal to the process group that `pid` leads, while it is watched: until then the number is its."""
+        if pid in self._running:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, number)
+
+    def may_have_orphans(self) -> bool:
+        """Whether there are children that were adopted; True where the system does not tell."""
+        try:
+            children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii")
+        except OSError:
+            return True
+        return not self._running.keys() >= set(map(int, children.split()))
+
     async def someone_ended(self, timeout_s: float) -> None:
         """Returns when any child has been collected, or after `timeout_s`."""
         self._someone_ended.clear()
@@ -111,12 +125,6 @@ class Reaper:
                 process.returncode = code
                 if not future.done():
                     future.set_result(code if code >= 0 else 128 - code)
-
-
-def signal_group(pid: int, number: signal.Signals) -> None:
-    """Sends a signal to the process group that `pid` leads, if there still is one."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, number)
 
 
 def of_job(uid: str, *, container: str | None = None) -> list[psutil.Process]:
@@ -176,6 +184,6 @@ def _wait_for(pidfd: int, deadline: float) -> None:
 
 async def kill_all(find: Callable[[], list[psutil.Process]], reaper: Reaper) -> None:
     """Kills what `find` finds until it finds nothing, so that a process that forks meanwhile does not get away."""
-    while found := find():
+    while reaper.may_have_orphans() and (found := find()):
         end(found, signal.SIGKILL)
         await reaper.someone_ended(timeout_s=0.2)

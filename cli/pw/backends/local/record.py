@@ -81,6 +81,7 @@ class Record:
 
     def touch(self) -> None:
         """Something changed; it is written soon."""
+        self._note_start()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(_WRITE_DELAY_S, self.flush)
 
@@ -106,7 +107,6 @@ class Record:
         self._written()
 
     def _snapshot(self) -> State:
-        self._note_start()
         return {
             "state": self.state,
             "reason": self.reason,
