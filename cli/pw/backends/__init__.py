@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from pw import config
-from pw.config import Settings
 from pw.errors import ConfigError
-from pw.specs import JobSpec, Plan
-from pw.status import JobRef, JobStatus, LogLine, LogQuery
+
+if TYPE_CHECKING:
+    # Not at run time: every controller of a local job imports this package, and should start at once.
+    from pw.config import Settings
+    from pw.specs import JobSpec, Plan
+    from pw.status import JobRef, JobStatus, LogLine, LogQuery
 
 BACKENDS = {"local": "pw.backends.local:LocalBackend", "gke": "pw.backends.gke:GkeBackend"}
 
@@ -64,6 +66,8 @@ class Backend(Protocol):
 
 def get(name: str, settings: Settings | None = None) -> Backend:
     """The backend called `name`, under `settings` or those of this process. Raises ConfigError for an unknown name."""
+    from pw import config
+
     if name not in BACKENDS:
         raise ConfigError(f"backend {name!r} is unknown: want {' or '.join(BACKENDS)}")
     module, _, attribute = BACKENDS[name].partition(":")
