@@ -35,6 +35,11 @@ class ApiError(BackendError):
         self.code = code
         self.object_name = object_name
 
+    @property
+    def transient(self) -> bool:
+        """Whether the same request may pass a moment later."""
+        return self.code in _TRANSIENT
+
 
 class ForbiddenError(AuthError):
     """The user is known and may not do this."""
@@ -58,6 +63,8 @@ class Stream:
         try:
             with _reaching(self._context, StreamDroppedError):
                 for block in self._response.stream(2**16):
+                    if self._closed:  # what has arrived can still be read, and more may arrive
+                        return
                     *lines, rest = (rest + block).split(b"\n")
                     yield from lines
             if rest and not self._closed:

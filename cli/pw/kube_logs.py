@@ -88,21 +88,19 @@ class ContainerLog:
         without, until the present end, at most `tail` of each run. `done` is set when no line can come any more."""
         failures = 0
         while not self._closed.is_set():
+            failures += 1
             try:
-                count = 0
                 for line in self._rest(follow=follow, tail=tail):
-                    count += 1
+                    failures = 0
                     yield line
-                if self.done or not follow or self._settled():
+                if self.done or not follow or self._closed.is_set() or self._settled():
                     return
-                failures = 0 if count else failures + 1
             except BackendUnavailableError as exc:
-                failures += 1
                 if failures >= _FAILURES and not follow:
                     yield self._note(exc)
                     self.done = True
                     return
-            self._closed.wait(min(0.1 * 2**failures, _LONGEST_PAUSE_S))
+            self._closed.wait(min(0.1 * 2 ** min(failures, 10), _LONGEST_PAUSE_S))
 
     def reopen(self) -> None:
         """Lets `read` be called again after `close`."""
@@ -124,9 +122,12 @@ class ContainerLog:
         self._run = status.get("restartCount", 0)
         if self._read_run < self._run - 1 and "waiting" not in status.get("state", {}):
             yield from self._lines(previous=True, follow=False, tail=tail)
+            if self._closed.is_set():
+                return
             self._read_run, self._begun = self._run - 1, False
         yield from self._lines(previous=False, follow=follow, tail=tail)
-        self.done = pod_ended(pod)
+        # A stream that was closed has ended too, but not the log.
+        self.done = pod_ended(pod) and not self._closed.is_set()
 
     def _settled(self) -> bool:
         """Whether what was read just now is all that the container says until it starts again."""

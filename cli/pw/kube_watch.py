@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 
 from pw.errors import BackendUnavailableError
-from pw.kube import ApiError, Json, Kube, Stream, StreamDroppedError
+from pw.kube import ApiError, Json, Kube, Stream
 
 # The server ends a watch after this long; it goes on from where it was.
 _SERVER_TIMEOUT_S = 300
@@ -41,10 +41,14 @@ class Watch:
     def __iter__(self) -> Iterator[list[Json]]:
         try:
             while not self._over():
-                items, version = self._kube.list(self._path, **self._selectors)
-                known = {item["metadata"]["uid"]: item for item in items}
-                yield list(known.values())
-                yield from self._changes(known, version)
+                try:
+                    items, version = self._kube.list(self._path, **self._selectors)
+                    known = {item["metadata"]["uid"]: item for item in items}
+                    yield list(known.values())
+                    yield from self._changes(known, version)
+                except ApiError as exc:
+                    if exc.code != _GONE and not (exc.transient and self._pause()):
+                        raise
         finally:
             self.close()
 
@@ -64,18 +68,12 @@ class Watch:
                 for event in self._events(version):
                     kind, item = event["type"], event["object"]
                     if kind == "ERROR":
-                        if item.get("code") == _GONE:
-                            return
-                        raise StreamDroppedError(f"watch of {self._path} failed: {item.get('message')}")
+                        raise ApiError(f"watch of {self._path} failed: {item.get('message')}", code=item["code"])
                     self._failures = 0
                     version = item["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         _apply(known, kind, item)
                         yield list(known.values())
-            except ApiError as exc:
-                if exc.code == _GONE:
-                    return
-                raise
             except BackendUnavailableError:
                 if not self._pause():
                     raise

@@ -76,7 +76,8 @@ class Fault:
     """What goes wrong with the next `times` requests that match.
 
     With `code` the server answers with that status and `message`. Otherwise a watch or log stream is cut after `after`
-    events or lines, in the middle of the next one; with `gone` a watch says 410 instead.
+    events or lines, in the middle of the next one; with `gone` a watch says 410 instead, and what changed until then
+    is in no watch any more.
     """
 
     method: str
@@ -103,7 +104,6 @@ class Store:
     objects: dict[str, dict[str, Json]] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     version: int = 100
-    oldest: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, collection: str, item: Json) -> Json:
@@ -129,12 +129,6 @@ class Store:
                 self._tell("DELETED", collection, item)
             return item
 
-    def forget(self) -> None:
-        """Makes every version before now too old to watch from."""
-        with self.changed:
-            self.oldest = self.version
-            self.changed.notify_all()
-
     def _tell(self, kind: str, collection: str, item: Json) -> None:
         self.events.append(Event(self.version, kind, collection, copy.deepcopy(item)))
         self.changed.notify_all()
@@ -157,8 +151,7 @@ class ApiServer:
         class Handler(_Handler):
             api = server
 
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
+        self._http = _Http(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05})
 
     def start(self) -> str:
@@ -175,6 +168,14 @@ class ApiServer:
         self._thread.join()
         self._http.server_close()
 
+    def await_request(self, pattern: str, timeout_s: float = 20.0) -> None:
+        """Returns once a request that matches has come."""
+        with self.store.changed:
+            come = self.store.changed.wait_for(
+                lambda: any(re.search(pattern, request) for request in self.requests), timeout_s
+            )
+        assert come, f"no request {pattern!r} in {self.requests}"
+
     def fault_of(self, method: str, path: str) -> Fault | None:
         for fault in self.faults:
             if fault.method == method and re.search(fault.path, path):
@@ -183,6 +184,11 @@ class ApiServer:
                     self.faults.remove(fault)
                 return fault
         return None
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128  # with the default of 5 a burst of connections waits for seconds
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -205,7 +211,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._serve("DELETE")
 
     def _serve(self, method: str) -> None:
-        self.api.requests.append(f"{method} {self.path}")
+        with self.api.store.changed:
+            self.api.requests.append(f"{method} {self.path}")
+            self.api.store.changed.notify_all()
         url = urlsplit(self.path)
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
@@ -265,16 +273,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.api.on_change(collection, item)
 
     def _watch(self, path: str, query: dict[str, str], fault: Fault | None) -> None:
-        store = self.api.store
-        version = int(query["resourceVersion"])
-        if version < store.oldest:
-            self._status(410, "too old resource version")
-            return
         self._begin_stream()
-        for count, event in enumerate(self._events(path, version, query)):
+        for count, event in enumerate(self._events(path, int(query["resourceVersion"]), query)):
             line = json.dumps({"type": event.kind, "object": event.item}).encode() + b"\n"
             if fault is not None and count == fault.after:
                 if fault.gone:
+                    self.api.store.events.clear()
                     status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
                     self._chunk(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
                     break

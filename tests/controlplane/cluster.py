@@ -89,6 +89,15 @@ class Cluster:
         self._set_pod(pod, {"containerStatuses": statuses})
         return int(run) + 1
 
+    def hold(self, pods: list[str]) -> None:
+        """Makes the pods' containers wait for their images; see `release`."""
+        for pod in pods:
+            self._set_states(pod, {"waiting": {"reason": "ContainerCreating"}})
+
+    def release(self, pods: list[str]) -> None:
+        for pod in pods:
+            self._set_states(pod, {"running": {"startedAt": "2026-01-02T03:00:00Z"}})
+
     def end_pod(self, pod: str, exit_code: int = 0) -> None:
         """Ends all containers of a pod, the user's with this code."""
         changes: Json = {"phase": "Failed" if exit_code else "Succeeded", "conditions": []}
@@ -151,6 +160,10 @@ class Cluster:
         pod = copy.deepcopy(self.pods[name])
         pod["status"] |= changes
         self.server.store.put(PODS.format(self.namespace), pod)
+
+    def _set_states(self, pod: str, state: Json) -> None:
+        statuses = [status | {"state": state} for status in self.pods[pod]["status"]["containerStatuses"]]
+        self._set_pod(pod, {"containerStatuses": statuses})
 
     def _set_status(self, job: str, changes: Json) -> None:
         jobset = copy.deepcopy(self.jobsets[job])

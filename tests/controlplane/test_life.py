@@ -15,6 +15,7 @@ from tests.controlplane.cluster import Cluster
 from tests.controlplane.conftest import MakeSpec
 
 Submit = Callable[..., JobRef]
+WATCH = "GET .*/jobsets.*watch=true"
 
 
 @pytest.fixture
@@ -105,16 +106,27 @@ def test_a_failed_pod_is_no_failed_job_while_restarts_remain(
     assert (status.state, status.restarts, status.max_restarts) == (JobState.RUNNING, 1, 3)
 
 
-def test_waiting_goes_on_over_versions_that_the_server_forgot(
+def test_waiting_sees_what_changed_in_a_gap_that_the_server_forgot(
     cluster: Cluster, backend: GkeBackend, submit: Submit
 ) -> None:
     ref = submit()
-    cluster.fail("GET", "jobsets.*watch=true", after=1, gone=True)
+    cluster.fail("GET", "jobsets.*watch=true", after=0, gone=True)
+    thread, found = in_background(lambda: backend.wait(ref))
+    cluster.server.await_request(WATCH)
+
+    cluster.conclude(ref.name, "Completed")
+    thread.join(20)
+
+    assert found[0].state is JobState.SUCCEEDED
+
+
+def test_waiting_goes_on_where_its_version_is_too_old(cluster: Cluster, backend: GkeBackend, submit: Submit) -> None:
+    ref = submit()
     cluster.fail("GET", "jobsets.*watch=true", code=410, message="too old resource version")
     thread, found = in_background(lambda: backend.wait(ref))
+    cluster.server.await_request(WATCH)
 
-    cluster.run(ref.name)
-    cluster.finish(ref.name)
+    cluster.conclude(ref.name, "Completed")
     thread.join(20)
 
     assert found[0].state is JobState.SUCCEEDED
@@ -123,8 +135,9 @@ def test_waiting_goes_on_over_versions_that_the_server_forgot(
 def test_waiting_goes_on_over_a_watch_that_breaks(cluster: Cluster, backend: GkeBackend, submit: Submit) -> None:
     ref = submit()
     cluster.fail("GET", "jobsets.*watch=true", after=0, times=2)
-    cluster.fail("GET", "jobsets.*watch=true", code=503, message="the server is starting")
+    cluster.fail("GET", "jobsets.*watch=true", code=503, message="the server is starting", times=4)
     thread, found = in_background(lambda: backend.wait(ref))
+    cluster.server.await_request(WATCH)
 
     cluster.run(ref.name)
     cluster.finish(ref.name)

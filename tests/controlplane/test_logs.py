@@ -148,7 +148,9 @@ def test_a_stream_that_drops_in_a_line_goes_on_without_loss(
 ) -> None:
     # Equal stamps and equal lines, as a tight loop prints them, in one second and over its end.
     cluster.fail("GET", "/log.*container=main.*follow=true", after=after, times=3)
+    say("start", at=0)
     tail = Tail(backend.logs(job, LogQuery(follow=True, container="main")))
+    assert tail.next() == ["start"]
     wanted = ["a", "same", "same", "b", "c", "d", "same"]
     for text, at in zip(wanted, [0.1, 0.2, 0.2, 0.2, 0.9, 1.1, 1.1], strict=True):
         say(text, at=at)
@@ -176,12 +178,13 @@ def test_lines_out_of_order_around_a_drop_are_kept(
     cluster: Cluster, backend: GkeBackend, job: JobRef, say: Say
 ) -> None:
     cluster.fail("GET", "/log.*follow=true", after=1)
-    tail = Tail(backend.logs(job, LogQuery(follow=True, container="main")))
     say("stdout", at=1.0)
+    tail = Tail(backend.logs(job, LogQuery(follow=True, container="main")))
+    assert tail.next() == ["stdout"]
     say("stderr, stamped before", at=0.99)
     say("next", at=1.2)
 
-    assert tail.next(3) == ["stdout", "stderr, stamped before", "next"]
+    assert tail.next(2) == ["stderr, stamped before", "next"]
 
 
 def test_following_goes_on_with_a_container_that_restarts(
@@ -224,9 +227,14 @@ def test_more_containers_than_readers_are_all_followed(
     cluster.add_pool("large", "ct6e-standard-4t", "tpu-v6e-slice", "8x8")
     job = backend.submit(backend.plan(make_spec(compute_type="v6e-64", num_slices=4)))
     _, *workers = cluster.run(job.name)
-    assert len(workers) > kube_follow.READERS
+    late = workers[kube_follow.READERS // 2 :]
+    assert len(late) > kube_follow.READERS
+    cluster.hold(late)
     tail = Tail(backend.logs(job, LogQuery(follow=True)))
+    cluster.server.logs.write(workers[0], "pathways-worker", "few")
+    assert tail.next() == ["few"]
 
+    cluster.release(late)
     for round in range(2):
         for worker in workers:
             cluster.server.logs.write(worker, "pathways-worker", f"{worker} {round}")
@@ -234,6 +242,21 @@ def test_more_containers_than_readers_are_all_followed(
 
     cluster.finish(job.name)
     assert tail.rest() == []
+
+
+def test_a_pod_that_no_watch_told_of_is_read_when_the_job_ends(
+    cluster: Cluster, backend: GkeBackend, job: JobRef, head: str, say: Say
+) -> None:
+    say("first", at=0)
+    cluster.fail("GET", "/pods.*watch=true", code=503, message="overloaded", times=99)
+    tail = Tail(backend.logs(job, LogQuery(follow=True)))
+    assert tail.next() == ["first"]
+
+    again = cluster.run(job.name, attempt=1)[0]
+    cluster.server.logs.write(again, "main", "second", time=START + timedelta(seconds=9))
+    cluster.finish(job.name)
+
+    assert tail.rest() == ["second"]
 
 
 def test_a_log_that_stays_away_is_said_and_the_others_come(

@@ -8,7 +8,7 @@ import socket
 import struct
 import threading
 from http.server import BaseHTTPRequestHandler
-from typing import IO
+from io import BufferedIOBase
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _BINARY, _CLOSE = 2, 8
@@ -39,7 +39,7 @@ def forward(
         target.shutdown(socket.SHUT_RDWR)
 
 
-def _back(target: socket.socket, stream: IO[bytes]) -> None:
+def _back(target: socket.socket, stream: BufferedIOBase) -> None:
     try:
         while data := target.recv(2**14):
             _send(stream, b"\0" + data)
@@ -49,13 +49,13 @@ def _back(target: socket.socket, stream: IO[bytes]) -> None:
         return
 
 
-def _send(stream: IO[bytes], data: bytes) -> None:
+def _send(stream: BufferedIOBase, data: bytes) -> None:
     size = bytes((len(data),)) if len(data) < 126 else bytes((126,)) + struct.pack(">H", len(data))
     stream.write(bytes((0x80 | _BINARY,)) + size + data)
     stream.flush()
 
 
-def _receive(stream: IO[bytes]) -> bytes | None:
+def _receive(stream: BufferedIOBase) -> bytes | None:
     """The next binary frame of the client, which masks what it sends; None at the end."""
     head = stream.read(2)
     if len(head) < 2 or head[0] & 15 == _CLOSE:
