@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 from urllib.parse import quote
 
-from pathways_runtime.emulator.http2 import Connection, Headers, Receiver, Stream
+from pathways_runtime.emulator.http2 import Connection
+from pathways_runtime.emulator.http2_output import Headers, Receiver, Stream
 from pathways_runtime.emulator.status import StatusError
 
 _log: Final = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from pathways_runtime.emulator.grpc_calls import Call, Listener, Messages, Unary
-from pathways_runtime.emulator.http2 import Receiver
+from pathways_runtime.emulator.http2_output import Receiver
 from pathways_runtime.emulator.slices import Slices, Topology
 from pathways_runtime.emulator.status import StatusError
 
@@ -264,15 +264,14 @@ class _StoreReceiver:
     def on_end(self) -> None:
         """The buffer is complete."""
         if self._filled == len(self._view) and not self._left and not self._header:
-            if not self._has_ended:
-                self._session.host_buffers.store(self._handle, self._buffer)
             self._end(None)
         else:
             message = f"{self._filled} bytes came of the {len(self._view)} announced"
             self._end(StatusError("DATA_LOSS", message))
 
     def on_close(self) -> None:
-        """Nothing is left to do: whoever waits for the buffer waits until the session ends."""
+        """Whoever waits for the buffer is told."""
+        self._session.host_buffers.fail(self._handle, StatusError("CANCELLED", "the transfer was cancelled"))
 
     def _take_data(self, data: memoryview) -> memoryview:
         count = min(self._left, len(data))
@@ -303,7 +302,10 @@ class _StoreReceiver:
             return
         self._has_ended = True
         if error is None:
+            self._session.host_buffers.store(self._handle, self._buffer)
             self._call.send(b"", flush=False)
+        else:
+            self._session.host_buffers.fail(self._handle, error)
         self._call.finish(error)
 
 
