@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +28,8 @@ _CLIENT_CALLS: Final = (
     b"CustomSPMDPartitioning",
     b"InspectSharding",
 )
+# What JAX passes for a token, the order of effects: no value, but it must be waited for.
+_TOKEN: Final = ((0,), np.dtype(np.bool_))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,8 @@ class XlaProgram:
                 field.SetInParent()
                 for sharding in shardings:
                     field.shardings.add().ParseFromString(sharding.SerializeToString())
-        _write_layouts(reply.parameter_layouts_list, executable.get_parameter_layouts())
-        _write_layouts(reply.output_layouts_list, executable.get_output_layouts())
+        _write_layouts(reply, "parameter_layouts", executable.get_parameter_layouts)
+        _write_layouts(reply, "output_layouts", executable.get_output_layouts)
         reply.output_memory_kinds.memory_kind_lists.add(memory_kinds=self._memory_kinds)
         # Set even when empty: without it the client asks for each argument whether it was donated.
         reply.donated_input_indices.SetInParent()
@@ -170,6 +172,8 @@ def _symbol(operation: Any) -> str | None:
 
 
 def _tensor(type_: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    if str(type_) == "!stablehlo.token":
+        return _TOKEN
     tensor = mlir.RankedTensorType(type_)
     return tuple(tensor.shape), wire.mlir_dtype(str(tensor.element_type))
 
@@ -216,7 +220,13 @@ def _copy(value: Any, placement: Placement) -> Any:
     return copied
 
 
-def _write_layouts(field: Any, layouts: Sequence[Any]) -> None:
+def _write_layouts(reply: Any, name: str, get: Callable[[], Sequence[Any]]) -> None:
+    try:
+        layouts = get()
+    except Exception as error:  # jaxlib has none for a program with tokens
+        wire.write_status(getattr(reply, f"{name}_error"), StatusError.of(error))
+        return
+    field = getattr(reply, f"{name}_list")
     field.SetInParent()
     for layout in layouts:
         field.layouts.add(minor_to_major=_compat.minor_to_major(layout))
