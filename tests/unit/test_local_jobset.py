@@ -161,7 +161,7 @@ def test_all_jobs_must_succeed_where_no_policy_says_otherwise() -> None:
     machine = jobset("a", "b")
     machine.begin()
     assert end(machine, "a") == []
-    assert end(machine, "b") == [Finish(True, "AllJobsCompleted")]
+    assert end(machine, "b") == [Finish(True)]
 
 
 @pytest.mark.parametrize(("operator", "enough"), [("All", False), ("Any", True)])

@@ -53,6 +53,19 @@ def test_each_line_has_its_time_stream_and_tag(job: JobDir) -> None:
     assert abs((datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()) < 60
 
 
+def test_what_is_in_the_pipe_at_the_end_is_kept_though_another_holds_it_open(job: JobDir) -> None:
+    async def run() -> None:
+        log = LogFile(job.log_file("pod", "main"), before=lambda: None, after=lambda: None)
+        pipe = Pump(log, "stdout")
+        os.write(pipe.write_fd, b"last\nwords")
+        pipe.finish()
+        os.close(pipe.write_fd)
+        log.close()
+
+    asyncio.run(run())
+    assert lines(job) == ["last", "words"]
+
+
 def test_a_time_has_nine_digits_of_a_second() -> None:
     assert cri_time(1_000_000_001) == "1970-01-01T00:00:01.000000001Z"
 

@@ -34,7 +34,7 @@ class Host:
     """What the containers of a job share.
 
     `changed` is told of each change of state; `flush` has all of them written, so that nobody reads output of a
-    container that has not started; `ring` tells watchers of new output.
+    container that has not started; `ring` tells watchers of new output. `turn` lets one start at a time.
     """
 
     job: JobDir
@@ -45,6 +45,7 @@ class Host:
     changed: Callable[[PodKey], None]
     flush: Callable[[], None]
     ring: Callable[[], None]
+    turn: asyncio.Lock
 
 
 class Container:

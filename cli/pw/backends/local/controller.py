@@ -79,6 +79,7 @@ class Controller:
             changed=self._changed,
             flush=self._record.flush,
             ring=self._bell.ring,
+            turn=asyncio.Lock(),
         )
         self._record.open(await self._bell.open(), ports)
 
@@ -174,7 +175,7 @@ def main() -> None:
     for descriptor in (lock_fd, report_fd):
         os.set_inheritable(descriptor, False)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-    processes.adopt_orphans()
+    processes.become_controller()
     asyncio.run(_run(JobDir(Path(path)), report_fd))
 
 

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 
 LOOPBACK = "127.0.0.1"
+# A controller answers within milliseconds; a machine that is short of memory or processors may need longer.
+ANSWER_TIMEOUT_S = 60.0
 
 
 class Bell:
@@ -70,15 +72,16 @@ class Watch:
 
 @contextlib.contextmanager
 def watch(port: int, uid: str) -> Iterator[Watch | None]:
-    """A connection to the controller, or None when it is no longer there."""
+    """A connection to the controller, or None when it is no longer there. Raises TimeoutError when it is there and does
+    not answer."""
     try:
-        connection = socket.create_connection((LOOPBACK, port), timeout=5)
+        connection = socket.create_connection((LOOPBACK, port), timeout=ANSWER_TIMEOUT_S)
     except ConnectionError:
         yield None
         return
     with connection:
         try:
             greeting = connection.recv(len(uid), socket.MSG_WAITALL)
-        except OSError:
+        except ConnectionError:
             greeting = b""
         yield Watch(connection) if greeting == uid.encode() else None

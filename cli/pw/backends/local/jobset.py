@@ -16,7 +16,6 @@ from pw.backends.local.jobs import Backoff, Exit, Job, Outcome
 FAILED_JOBS = "FailedJobs"
 REACHED_MAX_RESTARTS = "ReachedMaxRestarts"
 FAIL_JOB_SET_ACTION = "FailJobSetFailurePolicyAction"
-ALL_JOBS_COMPLETED = "AllJobsCompleted"
 
 
 class PodKey(NamedTuple):
@@ -47,7 +46,7 @@ class Finish:
     """Stop every pod; the set is over."""
 
     succeeded: bool
-    reason: str
+    reason: str = ""
     message: str = ""
 
 
@@ -151,7 +150,7 @@ class JobSet:
             job.outcome is not None and job.outcome.complete for (name, _), job in self._jobs.items() if name in targets
         ]
         enough = any(complete) if policy.get("operator") == "Any" else all(complete)
-        return Finish(True, ALL_JOBS_COMPLETED) if enough else None
+        return Finish(True) if enough else None
 
 
 def _matches(rule: Mapping[str, Any], replicated_job: str, outcome: Outcome) -> bool:

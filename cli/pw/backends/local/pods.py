@@ -102,7 +102,7 @@ class Pod:
                 self._sidecars.append((container, asyncio.create_task(self._keep(container, "Always"))))
                 await self._first_of(container.ready.wait())
             elif await self._keep(container, self._policy) != 0:
-                self.reason = f"init container {container.name} failed"
+                self.reason = self.reason or f"init container {container.name} failed"
                 return False
         return not self._stopping.is_set()
 
@@ -114,7 +114,7 @@ class Pod:
     async def _keep(self, container: Container, policy: str) -> int:
         """Runs a container until its policy lets it rest or it is stopped; its last exit code."""
         code, in_a_row = NEVER_RAN_CODE, 0
-        while not container.stopping.is_set():
+        while await self._turn() and not container.stopping.is_set():
             began = self._now()
             code = await container.run()
             if container.stopping.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
@@ -125,6 +125,11 @@ class Pod:
         if container.exit_code is not None:
             container.ended(container.exit_code)
         return code
+
+    async def _turn(self) -> bool:
+        # Hundreds of hosts start at once; between two of them the event loop sees to pipes and watchers.
+        async with self._host.turn:
+            return True
 
     async def _wait_to_restart(self, container: Container, delay_s: float) -> None:
         container.waits("CrashLoopBackOff")

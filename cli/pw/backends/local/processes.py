@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -35,10 +36,15 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _RESET = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 
 
-def adopt_orphans() -> None:
-    """Makes this process the parent of every orphan below it, where the system can (Linux)."""
+_FILE_LIMITS = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def become_controller() -> None:
+    """Makes this process the parent of every orphan below it, where the system can (Linux), and lets it hold as many
+    pipes as hundreds of hosts need; what it starts has the limit that it had."""
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMITS[1], _FILE_LIMITS[1]))
 
 
 def spawn(
@@ -56,6 +62,7 @@ def spawn(
     def in_child() -> None:
         for number in _RESET:
             signal.signal(number, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMITS)
         if _LIBC is not None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
             if os.getppid() != parent:

@@ -47,6 +47,7 @@ class Record:
         self._started: datetime | None = None
         self._finished: datetime | None = None
         self._exit_code: int | None = None
+        self._unwritten = False
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, event_port: int, ports: Ports) -> None:
@@ -65,19 +66,19 @@ class Record:
     def add(self, pod: Pod) -> None:
         """A new pod, which takes the place of the one before."""
         if pod.key in self._pods:
-            self._retire(self._pods[pod.key])
+            self._count(self._pods[pod.key], 1)
         self._pods[pod.key] = pod
 
     def clear(self) -> None:
         """All pods make room for a new attempt of the whole set."""
         for pod in self._pods.values():
-            self._retire(pod)
+            self._count(pod)
         self._pods.clear()
         self._was_ready.clear()
 
-    def _retire(self, pod: Pod) -> None:
+    def _count(self, pod: Pod, replaced: int = 0) -> None:
         if pod.key.replicated_job == _contract.WORKER_JOB:
-            self._earlier_restarts[pod.key.job_index] += pod.restarts + 1
+            self._earlier_restarts[pod.key.job_index] += pod.restarts + replaced
 
     def touch(self) -> None:
         """Something changed; it is written soon."""
@@ -103,7 +104,11 @@ class Record:
         try:
             self._job.write_state(self._snapshot())
         except OSError as exc:
-            _LOG.error("the state is not written: %s", exc)
+            if not self._unwritten:
+                _LOG.error("the state is not written: %s", exc)
+            self._unwritten = True
+        else:
+            self._unwritten = False
         self._written()
 
     def _snapshot(self) -> State:
