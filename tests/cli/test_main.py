@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -51,12 +52,15 @@ def test_every_option_shows_its_help_whole(run_pw: RunPw, monkeypatch: pytest.Mo
         assert all(flag in shown for flag in option.flags)
 
 
-def test_a_closed_pipe_ends_the_command_quietly() -> None:
-    script = f"{sys.executable} -m pw tpus | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("arguments", [["tpus"], ["--version"], ["job", "list", "--json"]])
+def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pw", *arguments]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
     assert done.returncode == 141
     assert done.stderr == ""
-    assert len(done.stdout.splitlines()) == 1
 
 
 def test_text_that_the_terminal_cannot_show_does_not_break_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
