@@ -71,14 +71,22 @@ def test_it_runs_unchanged_with_pathwaysutils(emulator: Any, on_plain_cpu: Histo
     assert_same_training(history(output), on_plain_cpu)
 
 
-def test_devices_and_batches_need_not_divide_anything() -> None:
-    alone, three = (history(train(plain_cpu(n), "--epochs=2", "--batch-size=100", "--hidden-size=50")) for n in (1, 3))
-    assert_same_training(three, alone)
+SMALL = ("--epochs=2", "--batch-size=100", "--hidden-size=50")
 
 
-def test_a_seed_gives_the_same_run_and_another_seed_another(on_plain_cpu: History) -> None:
-    again, other = (history(train(plain_cpu(8), "--epochs=1", f"--seed={seed}")) for seed in (0, 4))
-    assert again == on_plain_cpu[:1] != other
+@pytest.fixture(scope="module")
+def small_on_one_device() -> History:
+    return history(train(plain_cpu(1), *SMALL))
+
+
+def test_devices_and_batches_need_not_divide_anything(small_on_one_device: History) -> None:
+    assert_same_training(history(train(plain_cpu(3), *SMALL)), small_on_one_device)
+
+
+@pytest.mark.parametrize(("seed", "same"), [(0, True), (4, False)])
+def test_a_seed_gives_the_same_run_and_another_another(small_on_one_device: History, seed: int, same: bool) -> None:
+    again = history(train(plain_cpu(1), *SMALL, f"--seed={seed}"))
+    assert (again == small_on_one_device) == same
 
 
 def test_nonsense_is_refused() -> None:
