@@ -20,6 +20,7 @@ from pathways_runtime.emulator.slices import Slices, Topology
 
 DEFAULT_SILENCE_S: Final = 20.0
 _MAX_STRANGERS: Final = 256  # connections beyond one for each host
+_HELLO_S: Final = 5.0  # for a stranger to say hello, who keeps others out meanwhile
 _MAX_UNSENT_BYTES: Final = 1 << 20
 
 
@@ -80,7 +81,7 @@ class ResourceManager:
             peer.drop()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = _Peer(reader, writer, self._silence_s)
+        peer = _Peer(reader, writer)
         if len(self._peers) >= self._topology.num_hosts + _MAX_STRANGERS:
             peer.drop()
             return
@@ -89,7 +90,7 @@ class ResourceManager:
             hello = await self._welcome(peer)
             try:
                 self._join(peer, hello)
-                await _listen(peer)
+                await _listen(peer, self._silence_s)
             except Exception as error:
                 self._leave(peer, hello, str(error))
                 raise
@@ -103,7 +104,7 @@ class ResourceManager:
 
     async def _welcome(self, peer: _Peer) -> link.Hello:
         """The hello of a peer that may come in, which has been welcomed."""
-        hello = await peer.receive()
+        hello = await peer.receive(min(_HELLO_S, self._silence_s))
         if not isinstance(hello, link.Hello):
             raise LinkError("the first line must be a hello")
         self._check(hello)
@@ -179,20 +180,19 @@ class ResourceManager:
 
 
 class _Peer:
-    """One connection, with its deadline and a limit to what waits for a peer that does not read."""
+    """One connection, with a limit to what waits for a peer that does not read."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, silence_s: float) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._silence_s = silence_s
 
-    async def receive(self) -> link.Message:
-        """The next message. LinkError when the peer is gone, silent, or talks nonsense."""
+    async def receive(self, silence_s: float) -> link.Message:
+        """The next message. LinkError when the peer is gone, silent for so long, or talks nonsense."""
         try:
-            async with asyncio.timeout(self._silence_s):
+            async with asyncio.timeout(silence_s):
                 line = await self._reader.readuntil(b"\n")
         except TimeoutError as error:
-            raise LinkError(f"no word for {self._silence_s:g} s") from error
+            raise LinkError(f"no word for {silence_s:g} s") from error
         except asyncio.LimitOverrunError as error:
             raise LinkError(f"a line of more than {link.MAX_LINE_BYTES} bytes") from error
         except (asyncio.IncompleteReadError, OSError) as error:
@@ -211,10 +211,10 @@ class _Peer:
         self._writer.close()
 
 
-async def _listen(peer: _Peer) -> None:
+async def _listen(peer: _Peer, silence_s: float) -> None:
     """Hears a peer that was welcomed until its link ends, which is a LinkError with the reason."""
     while True:
-        message = await peer.receive()
+        message = await peer.receive(silence_s)
         if isinstance(message, link.Goodbye):
             raise LinkError(f"it ended ({message.reason})")
         if not isinstance(message, link.Ping):
