@@ -28,6 +28,18 @@ USER_MEMORY_BYTES = 100 * 10**9
 # A host of a slice that cannot be lost gets this many tries before the whole job restarts.
 TRIES_PER_HOST = 4
 
+# What runs the command ($1): bash as the first process of a container does not pass SIGTERM on, and a command that ends
+# with 0 because it was told to would make the JobSet complete. So its process group gets the signal, and 0 becomes 143.
+RUN_COMMAND = """\
+set -m
+bash -c "$1" & child=$!
+terms=0 seen=-1
+trap 'terms=$((terms+1)); kill -TERM -- "-$child" 2>/dev/null' TERM
+while [ "$seen" != "$terms" ]; do seen=$terms; wait "$child" 2>/dev/null; code=$?; done
+if [ "$terms" != 0 ] && [ "$code" = 0 ]; then code=143; fi
+exit "$code"
+"""
+
 _ADDRESS = f"$({_contract.PATHWAYS_HEAD})"
 RESOURCE_MANAGER_FLAG = f"--{_contract.FLAG_RESOURCE_MANAGER}={_ADDRESS}:{_contract.RESOURCE_MANAGER_PORT}"
 _ON_GOOGLE_CLOUD = {"XCLOUD_ENVIRONMENT": "GCP"}

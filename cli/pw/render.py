@@ -64,6 +64,7 @@ def _values(spec: JobSpec, head_node_pool: str, jax_version: str | None, shape: 
         "ttl_s": spec.ttl_after_finished_s,
         "grace_period_s": spec.grace_period_s,
         "images": parts.images(spec, jax_version),
+        "run_command": escape(parts.RUN_COMMAND),
         "command": escape(spec.command),
         "scratch": escape(spec.gcs_scratch_location.rstrip("/")),
         "resource_manager_flag": parts.RESOURCE_MANAGER_FLAG,

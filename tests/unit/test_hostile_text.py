@@ -13,6 +13,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from pw import manifest_parts as parts
 from pw import proof, render
 from pw.expansion import expand
 from pw.fields import Mount
@@ -118,7 +119,7 @@ def test_all_that_a_user_types_arrives_as_it_was_typed(fields: dict[str, Any]) -
     server, proxy = head["initContainers"]
     (user,), (worker,) = head["containers"], workers["containers"]
     words, variables = received(user)
-    assert words == ["bash", "-c", spec.command]
+    assert words == ["bash", "-c", parts.RUN_COMMAND, "main", spec.command]
     assert variables["JAX_BACKEND_TARGET"] == "grpc://head.digits:29000"
     assert variables.items() >= dict(spec.env).items()
     for container, arguments, env in (

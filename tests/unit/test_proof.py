@@ -120,7 +120,7 @@ BREAKS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "order of variables": (lambda m: main(m)["env"].reverse(), "$(PATHWAYS_HEAD)"),
     "no variables": (lambda m: proxy(m).pop("env"), "is not a variable that stands above it"),
     "lost command": (
-        lambda m: main(m)["command"].__setitem__(2, "echo $$(date) $$"),
+        lambda m: main(m)["args"].__setitem__(0, "echo $$(date) $$"),
         "does not arrive as it was given",
     ),
     "lost argument": (lambda m: proxy(m)["args"].pop(), "'--xla_a=b c' does not arrive"),
