@@ -58,6 +58,11 @@ class Array:
             self.error = error
         self.value = None
 
+    def delete(self) -> None:
+        """Frees the shards, once nothing reads or shares them any more. A poisoned array stays as it is."""
+        if self.value is not None:
+            self.poison(_DELETED)
+
     def check(self) -> Any:
         """The value; raises the error that poisoned the array."""
         value = self.value
@@ -104,8 +109,18 @@ def assemble(
     return Array(value, dtype, shape, placement, stamp)
 
 
+def put(
+    shards: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...], placement: Placement, stamp: Stamp
+) -> Array:
+    """An array of one numpy array (or tuple of strings) for each device of `placement`."""
+    if dtype is wire.STRING:
+        return assemble(shards, dtype, shape, placement, stamp)
+    value = _compat.put_shards(shape, dtype, placement.sharding, shards, placement.jax_devices)
+    return Array(value, dtype, shape, placement, stamp)
+
+
 class Poisoned(Array):
-    """An array that never was."""
+    """An array that never was, and of which no more is known than why."""
 
     __slots__ = ()
 
@@ -113,6 +128,8 @@ class Poisoned(Array):
         self.value = None
         self.error = error
         self.stamp = ()
+        self.dtype = np.dtype(np.float32)
+        self.shape = ()
 
 
 class ArrayTable:
@@ -149,9 +166,8 @@ class ArrayTable:
         """Frees the arrays; their handles stay, for the client to take back by `forget`."""
         for handle in handles:
             array = self._arrays.get(handle)
-            # What still reads the value, on the pool, or shares its shards, keeps them until it is done.
-            if array is not None and array.value is not None:
-                array.poison(_DELETED)
+            if array is not None:
+                array.delete()
 
     def forget(self, handles: Iterable[int]) -> list[int]:
         """Takes the handles back; returns those that stand for nothing."""

@@ -58,6 +58,11 @@ class Placement:
         self.slices = tuple(sorted({engine.slice_of[device_id] for device_id in sharding.devices}))
         self.sharding = self._make_sharding(shape)
 
+    def indices(self, shape: tuple[int, ...]) -> list[Any]:
+        """What each device has of an array of this shape, as an index of the whole."""
+        cuts = self.sharding.devices_indices_map(shape)
+        return [cuts[device] for device in self.jax_devices]
+
     def _make_sharding(self, shape: tuple[int, ...]) -> Any:
         source = self.source
         if len(self.devices) == 1:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from pathways_runtime.emulator import wire
 from pathways_runtime.emulator.arrays import Array
 from pathways_runtime.emulator.handlers import Later, handles
+from pathways_runtime.emulator.plugin_programs import compile_plugin
 from pathways_runtime.emulator.status import StatusError
 from pathways_runtime.emulator.xla_programs import XlaProgram
 
@@ -45,7 +46,7 @@ class Program(Protocol):
 
 # (engine, serialized program, serialized compile options) -> program. Blocks.
 Compiler = Callable[["Engine", bytes, bytes], Program]
-COMPILERS: Final[dict[str, Compiler]] = {"XlaProgram": XlaProgram}
+COMPILERS: Final[dict[str, Compiler]] = {"XlaProgram": XlaProgram, "PluginProgram": compile_plugin}
 
 
 @handles("compile")

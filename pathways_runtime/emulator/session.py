@@ -17,13 +17,12 @@ from pathways_runtime.emulator.engine import Engine
 from pathways_runtime.emulator.handlers import TABLE, Entry, Later, handles
 from pathways_runtime.emulator.host_buffers import HostBuffers
 from pathways_runtime.emulator.status import StatusError
+from pathways_runtime.emulator.transfers import DELETION
 
 _log: Final = logging.getLogger(__name__)
 
 # The client numbers its handles from 1 and leaves those from here on to the server.
 _FIRST_HANDLE: Final = 1 << 62
-# The future of a deletion. It is ready at once, so nothing is kept for it.
-DELETION: Final = 1 << 63
 _POOL_SIZE: Final = 16
 
 

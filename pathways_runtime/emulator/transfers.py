@@ -8,13 +8,13 @@ import numpy as np
 
 from pathways_runtime import _compat
 from pathways_runtime.emulator import wire
-from pathways_runtime.emulator.arrays import Array, assemble
-from pathways_runtime.emulator.engine import Placement
+from pathways_runtime.emulator.arrays import Array, Strings, assemble, put
 from pathways_runtime.emulator.handlers import Later, handles
 from pathways_runtime.emulator.host_buffers import as_array, as_bytes
-from pathways_runtime.emulator.status import StatusError
+from pathways_runtime.emulator.status import CODES, StatusError
 
 if TYPE_CHECKING:
+    from pathways_runtime.emulator.engine import Engine
     from pathways_runtime.emulator.session import Session
 
 _DONATE: Final = 3
@@ -29,7 +29,7 @@ def _make_array(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     stamp = session.engine.health.stamp(placement.slices)
     whole = _read_host(data, dtype, shape, wire.read_strides(request))
-    array = _put([whole] * len(placement.devices), dtype, shape, placement, stamp)
+    array = put([whole] * len(placement.devices), dtype, shape, placement, stamp)
     reply.array_handle = request.array_handle or session.new_handle()
     session.arrays.add([reply.array_handle], [array], epoch)
 
@@ -56,18 +56,11 @@ def _array_of_shards(session: Session, spec: Any, taken: list[Any]) -> Array:
             shards[index] = shard
     if any(shard is None for shard in shards):
         raise StatusError("INVALID_ARGUMENT", f"a device of {placement.devices} got no shard")
-    return _put(shards, dtype, shape, placement, stamp)
+    return put(shards, dtype, shape, placement, stamp)
 
 
 def _read_host(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Any:
     return wire.read_strings(data) if dtype is wire.STRING else as_array(data, dtype, shape, strides)
-
-
-def _put(shards: list[Any], dtype: np.dtype[Any], shape: tuple[int, ...], placement: Placement, stamp: Any) -> Array:
-    if dtype is wire.STRING:
-        return assemble(shards, dtype, shape, placement, stamp)
-    value = _compat.put_shards(shape, dtype, placement.sharding, shards, placement.jax_devices)
-    return Array(value, dtype, shape, placement, stamp)
 
 
 @handles("make_error_arrays", results=("array_handles",))
@@ -91,16 +84,14 @@ def _copy_to_host_buffer(session: Session, request: Any, reply: Any) -> Later | 
             session.host_buffers.store(handle, memoryview(wire.write_strings(value.shards[0])))
         else:
             session.host_buffers.store(handle, as_bytes(np.asarray(value), strides))
-        if array.value is None and array.error is not None and array.error.code == _DATA_LOSS:
+        # A slice that was lost meanwhile took the value along; a later deletion did not.
+        if array.error is not None and array.error.code == CODES["DATA_LOSS"]:
             raise array.error.again()
 
     if array.is_ready():
         copy(reply)
         return None
     return copy
-
-
-_DATA_LOSS: Final = StatusError("DATA_LOSS", "").code
 
 
 @handles("disassemble_into_single_device_arrays", results=("result_handles",))
@@ -124,16 +115,13 @@ def _fully_replicated_shard(session: Session, request: Any, reply: Any) -> None:
 def _part(session: Session, array: Array, index: int, shard: Any) -> Array:
     source = array.placement.source
     sharding = wire.Sharding((source.devices[index],), source.memory_kind)
-    shape = array.shape if array.dtype is wire.STRING else shard.shape
+    if array.dtype is wire.STRING:
+        shape, shard = array.shape, Strings([shard])
+    else:
+        shape = shard.shape
     placement = session.engine.placement(sharding, shape)
     stamp = tuple(mark for mark in array.stamp if mark[0] in placement.slices)
-    return Array(shard if array.dtype is not wire.STRING else _strings(shard), array.dtype, shape, placement, stamp)
-
-
-def _strings(shard: tuple[bytes, ...]) -> Any:
-    from pathways_runtime.emulator.arrays import Strings
-
-    return Strings([shard])
+    return Array(shard, array.dtype, shape, placement, stamp)
 
 
 @handles("assemble_array_from_single_device_arrays", results=("result_handle",))
@@ -182,23 +170,22 @@ def _reshard_arrays(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     arrays = [session.arrays[handle] for handle in request.array_handles]
     shardings = [wire.read_sharding(spec.sharding) for spec in request.array_specs]
-    results = [reshard(session, array, to) for array, to in zip(arrays, shardings, strict=True)]
+    results = [reshard(session.engine, array, to) for array, to in zip(arrays, shardings, strict=True)]
     if request.copy_semantics == _DONATE:
         session.arrays.delete(request.array_handles)
     reply.array_handles.extend(session.handles_for(request.result_handles, len(results)))
     session.arrays.add(reply.array_handles, results, epoch)
 
 
-def reshard(session: Session, array: Array, sharding: wire.Sharding) -> Array:
+def reshard(engine: Engine, array: Array, sharding: wire.Sharding) -> Array:
     """The array cut anew. By the host, in whose memory it is anyway: no program runs that could wait for devices."""
-    placement = session.engine.placement(sharding, array.shape)
-    stamp = session.engine.health.stamp(placement.slices)
+    placement = engine.placement(sharding, array.shape)
+    stamp = engine.health.stamp(placement.slices)
     if array.dtype is wire.STRING:
         return assemble([array.shards()[0]] * len(placement.devices), array.dtype, array.shape, placement, stamp)
     whole = np.asarray(array.check())
-    cuts = placement.sharding.devices_indices_map(array.shape)
-    shards = [whole[cuts[device]] for device in placement.jax_devices]
-    return _put(shards, array.dtype, array.shape, placement, stamp)
+    shards = [whole[index] for index in placement.indices(array.shape)]
+    return put(shards, array.dtype, array.shape, placement, stamp)
 
 
 @handles("remap_arrays", results=("result_handles",))
@@ -244,10 +231,12 @@ def _intervals(mapping: Any) -> list[tuple[int, int]]:
     return pairs
 
 
+# The future of a deletion. It is ready at once, so nothing is kept for it.
+DELETION: Final = 1 << 63
+
+
 @handles("delete_array", numbered=False)
 def _delete_array(session: Session, request: Any, reply: Any) -> None:
-    from pathways_runtime.emulator.session import DELETION
-
     session.arrays.delete(request.array_handle)
     reply.deletion_future_handle = DELETION | session.new_handle()
 

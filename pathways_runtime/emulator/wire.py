@@ -124,6 +124,14 @@ def mlir_dtype(element_type: str) -> np.dtype[Any]:
         raise StatusError("UNIMPLEMENTED", f"a program with values of type {element_type} is not supported") from None
 
 
+def named_dtype(primitive_type: str) -> np.dtype[Any]:
+    """The dtype of an XLA primitive type by name (`BF16`, `PRED`). StatusError for one that is no dtype of an array."""
+    try:
+        return _DTYPES[_KINDS[f"KIND_{primitive_type}"].number]
+    except KeyError:
+        raise StatusError("INVALID_ARGUMENT", f"{primitive_type!r} is no primitive type of XLA") from None
+
+
 def read_shape(message: Any) -> tuple[int, ...]:
     """The dimensions of a `ShapeProto`. StatusError where one is negative."""
     shape = tuple(message.dims)
@@ -221,6 +229,16 @@ def write_sharding(message: Any, sharding: Sharding) -> None:
     if sharding.memory_kind is not None:
         inner.memory_kind = sharding.memory_kind
     serialized.data = inner.SerializeToString()
+
+
+def write_output(dtype: np.dtype[Any], shape: Sequence[int], sharding: Sharding) -> Any:
+    """An output of an execution, without its handle."""
+    output = ExecuteOutput()
+    output.dtype.kind = dtype_kind(dtype)
+    output.shape.SetInParent()
+    output.shape.dims.extend(shape)
+    write_sharding(output.sharding, sharding)
+    return output
 
 
 def write_status(message: Any, error: StatusError) -> None:

@@ -62,7 +62,10 @@ class XlaProgram:
         ]
         self._slices = tuple(sorted({engine.slice_of[device_id] for device_id in self.devices}))
         self._is_alone = len(self.devices) == 1
-        self.outputs = [self._describe_output(index) for index in range(len(self._placements))]
+        self.outputs = [
+            wire.write_output(dtype, shape, placement.source)
+            for (shape, dtype), placement in zip(self._signature.outputs, self._placements, strict=True)
+        ]
         self.fingerprint = _as_bytes(self._executable.fingerprint)
 
     def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
@@ -142,15 +145,6 @@ class XlaProgram:
             op_sharding = sharding.SerializeToString()
         sharding = wire.Sharding(self.devices, self._memory_kinds[index], op_sharding)
         return self._engine.placement(sharding, self._signature.outputs[index][0])
-
-    def _describe_output(self, index: int) -> Any:
-        shape, dtype = self._signature.outputs[index]
-        output = wire.ExecuteOutput()
-        output.dtype.kind = wire.dtype_kind(dtype)
-        output.shape.SetInParent()
-        output.shape.dims.extend(shape)
-        wire.write_sharding(output.sharding, self._placements[index].source)
-        return output
 
 
 def read_signature(program: bytes) -> Signature:

@@ -1,0 +1,228 @@
+"""Programs that Pathways itself runs: arrays to and from files, and resharding (`jax.extend.ifrt_programs`).
+
+The program is JSON behind a marker. Its names are those that pathwaysutils 0.1.13 writes.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from pathways_runtime.emulator import wire
+from pathways_runtime.emulator.arrays import Array, put
+from pathways_runtime.emulator.status import StatusError
+from pathways_runtime.emulator.transfers import reshard
+
+if TYPE_CHECKING:
+    from pathways_runtime.emulator.engine import Engine, Placement
+
+_MARKER: Final = b"__serialized_plugin_program "
+_WRITERS: Final = ThreadPoolExecutor(4, thread_name_prefix="persistence")
+
+
+def compile_plugin(engine: Engine, program: bytes, options: bytes) -> Any:
+    """The program that the JSON asks for. StatusError for one that is unknown or malformed."""
+    if not program.startswith(_MARKER):
+        raise StatusError("INVALID_ARGUMENT", "not a plugin program: its marker is missing")
+    try:
+        request = json.loads(program[len(_MARKER) :])
+        [(name, body)] = request.items()
+    except (ValueError, AttributeError) as error:
+        raise StatusError("INVALID_ARGUMENT", f"a plugin program is JSON with one key: {error}") from error
+    make = _KINDS.get(name)
+    if make is None:
+        known = ", ".join(sorted(_KINDS))
+        raise StatusError("UNIMPLEMENTED", f"plugin program {name!r} is not supported; known: {known}")
+    try:
+        return make(engine, body)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        message = f"plugin program {name!r} is malformed: {type(error).__name__}: {error}"
+        raise StatusError("INVALID_ARGUMENT", message) from error
+
+
+class PluginProgram:
+    """What all plugin programs have in common. `outputs` are (dtype, shape, where) of each."""
+
+    fingerprint: bytes | None = None
+
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        devices: tuple[int, ...],
+        outputs: Sequence[tuple[np.dtype[Any], tuple[int, ...], wire.Sharding]] = (),
+    ) -> None:
+        self.name = name
+        # Pathways runs it where its arrays are, and the client checks that.
+        self.devices = devices
+        self._engine = engine
+        self._outputs = outputs
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The outputs as the protocol describes them."""
+        return [wire.write_output(dtype, shape, sharding) for dtype, shape, sharding in self._outputs]
+
+    def describe(self, reply: Any) -> None:
+        """Says that there is nothing to know: no layouts, nothing donated."""
+        unknown = StatusError("UNIMPLEMENTED", f"{self.name} is a plugin program")
+        for field in (
+            reply.parameter_layouts_error,
+            reply.output_layouts_error,
+            reply.compiled_memory_stats_error,
+            reply.output_memory_kinds.status,
+        ):
+            wire.write_status(field, unknown)
+        reply.donated_input_indices.SetInParent()
+
+    def cost_analysis(self) -> dict[str, float]:
+        """StatusError: XLA knows nothing of it."""
+        raise StatusError("UNIMPLEMENTED", f"{self.name} is a plugin program, without a cost analysis")
+
+    def text(self) -> str:
+        """StatusError: it has no text."""
+        raise StatusError("UNIMPLEMENTED", f"{self.name} is a plugin program, without a text")
+
+
+class Write(PluginProgram):
+    """Writes each argument to a file."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(engine, "persistence_write", _devices(requests[0]))
+        self._paths = [_path(request) for request in requests]
+
+    def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
+        """Fetches the arguments at once, and writes them in the background: ([], a token of the last write)."""
+        if len(arguments) != len(self._paths):
+            raise StatusError("INVALID_ARGUMENT", f"{len(arguments)} arrays to write to {len(self._paths)} files")
+        # What is fetched here is what is written, whatever the program does to the arrays next.
+        values = [np.asarray(argument.check()) for argument in arguments]
+        return [], _Token([_WRITERS.submit(_write, *item) for item in zip(self._paths, values, strict=True)])
+
+
+class Read(PluginProgram):
+    """Reads each output from a file."""
+
+    def __init__(self, engine: Engine, requests: Sequence[Mapping[str, Any]]) -> None:
+        outputs = [_read_output(request) for request in requests]
+        super().__init__(engine, "persistence_read", outputs[0][2].devices, outputs)
+        self._paths = [_path(request) for request in requests]
+
+    def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
+        """Reads the files: (outputs, None)."""
+        return [self._read(path, *output) for path, output in zip(self._paths, self._outputs, strict=True)], None
+
+    def _read(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], sharding: wire.Sharding) -> Array:
+        placement = self._engine.placement(sharding, shape)
+        stamp = self._engine.health.stamp(placement.slices)
+        return put(_cut(_read(path, dtype, shape), placement), dtype, shape, placement, stamp)
+
+
+class Reshard(PluginProgram):
+    """Gives each argument another sharding."""
+
+    def __init__(self, engine: Engine, request: Mapping[str, Any]) -> None:
+        sources = [_sharding(sharding) for sharding in request["inSharding"]]
+        self._targets = [_sharding(sharding) for sharding in request["outSharding"]]
+        self._donates = bool(request.get("donateInput"))
+        # What they are shows with the first arguments.
+        unknown = [(np.dtype(np.float32), (), target) for target in self._targets]
+        super().__init__(engine, "reshard", sources[0].devices, unknown)
+
+    def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
+        """Reshards: (outputs, None)."""
+        if len(arguments) != len(self._targets):
+            raise StatusError("INVALID_ARGUMENT", f"{len(arguments)} arrays for {len(self._targets)} shardings")
+        pairs = list(zip(arguments, self._targets, strict=True))
+        self._outputs = [(array.dtype, array.shape, target) for array, target in pairs]
+        results = [reshard(self._engine, array, target) for array, target in pairs]
+        if self._donates:
+            for array in arguments:
+                array.delete()
+        return results, None
+
+
+class _Token:
+    """Becomes ready when all files are written."""
+
+    def __init__(self, writes: Sequence[Future[None]]) -> None:
+        self._writes = writes
+
+    def block_until_ready(self) -> None:
+        """Raises the first error of a write."""
+        for write in self._writes:
+            write.result()
+
+
+_KINDS: Final[dict[str, Callable[[Engine, Any], PluginProgram]]] = {
+    "persistenceWriteRequest": lambda engine, body: Write(engine, [body]),
+    "bulk_persistence_write_request": lambda engine, body: Write(engine, body["write_requests"]),
+    "persistenceReadRequest": lambda engine, body: Read(engine, [body]),
+    "bulk_persistence_read_request": lambda engine, body: Read(engine, body["read_requests"]),
+    "reshardRequest": Reshard,
+}
+
+
+def _devices(request: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(int(device_id) for device_id in request["devices"]["device_ids"])
+
+
+def _sharding(request: Mapping[str, Any]) -> wire.Sharding:
+    return wire.Sharding(_devices(request), request.get("memory_kind"), base64.b64decode(request["xla_hlo_sharding"]))
+
+
+def _read_output(request: Mapping[str, Any]) -> tuple[np.dtype[Any], tuple[int, ...], wire.Sharding]:
+    shape = tuple(int(side) for side in request["shape"]["dimensions"])
+    sharding = wire.Sharding(_devices(request), None, base64.b64decode(request["b64_hlo_sharding_string"]))
+    return wire.named_dtype(request["shape"]["xla_primitive_type_str"]), shape, sharding
+
+
+def _path(request: Mapping[str, Any]) -> Path:
+    """The file of a request: a name in a folder of this machine. StatusError for another place."""
+    folder, name = (base64.b64decode(request[key]).decode() for key in ("b64_location", "b64_name"))
+    if "://" in folder or not os.path.isabs(folder):
+        raise StatusError(
+            "UNIMPLEMENTED", f"persistence at {folder!r}: only an absolute path of this machine is supported"
+        )
+    if not name or "/" in name or "\0" in name or name in (".", ".."):
+        raise StatusError("INVALID_ARGUMENT", f"persistence under the name {name!r}: not the name of a file")
+    return Path(folder) / f"{name}.npy"
+
+
+def _write(path: Path, value: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Writes by rename, so that a reader finds the whole array or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            np.save(file, value)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _read(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
+    try:
+        value = np.load(path, mmap_mode="r" if np.prod(shape) else None, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise StatusError("NOT_FOUND", f"cannot read {path}: {error}") from error
+    # numpy writes its own dtypes by name, and those of ml_dtypes as bytes of their size.
+    fits = value.dtype == dtype or (value.dtype.kind == "V" and value.dtype.itemsize == dtype.itemsize)
+    if not fits or value.shape != shape:
+        found = f"{value.dtype}{list(value.shape)}"
+        raise StatusError("INVALID_ARGUMENT", f"{path} holds {found}, not {dtype}{list(shape)}")
+    return np.asarray(value.view(dtype))
+
+
+def _cut(whole: np.ndarray[Any, np.dtype[Any]], placement: Placement) -> list[Any]:
+    return [whole[index] for index in placement.indices(whole.shape)]
