@@ -26,11 +26,15 @@ def ends_with_after_term(command: str) -> int:
 
 @pytest.mark.parametrize("code", [0, 1, 42, 255])
 def test_the_exit_code_is_that_of_the_command(code: int) -> None:
-    assert start(f"exit {code}").wait(timeout=30) == code
+    with start(f"exit {code}") as process:
+        process.communicate(timeout=30)
+    assert process.returncode == code
 
 
 def test_a_killed_command_counts_as_killed() -> None:
-    assert start("kill -9 $$").wait(timeout=30) == 128 + signal.SIGKILL
+    with start("kill -9 $$") as process:
+        process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL
 
 
 def test_quotes_and_newlines_reach_the_inner_shell_as_typed() -> None:
