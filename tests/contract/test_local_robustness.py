@@ -116,6 +116,8 @@ def test_a_finished_job_goes_when_its_time_is_over(local: LocalBackend, settings
     before = LocalBackend(settings, clock=lambda: finished + timedelta(seconds=59))
     assert before.get(ref).state is JobState.SUCCEEDED
     after = LocalBackend(settings, clock=lambda: finished + timedelta(seconds=60))
+    after.wait(after.submit(plan))
+    after = LocalBackend(settings, clock=lambda: finished + timedelta(days=1))
     with pytest.raises(JobNotFoundError):
         after.get(ref)
     assert after.list() == []

@@ -129,9 +129,9 @@ def test_a_container_that_ended_with_0_matches_no_rule() -> None:
     assert machine.outcome is None
 
 
-def jobset(*names: str, hosts: int = 1, **spec: Any) -> JobSet:
+def jobset(*names: str, hosts: int = 1, backoffLimit: int = 0, **spec: Any) -> JobSet:
     template = {"spec": {"restartPolicy": "Never"}}
-    job_spec = {"completions": hosts, "parallelism": hosts, "backoffLimit": 0, "template": template}
+    job_spec = {"completions": hosts, "parallelism": hosts, "backoffLimit": backoffLimit, "template": template}
     jobs = [{"name": name, "replicas": 1, "template": {"spec": job_spec}} for name in names]
     return JobSet({"spec": {"replicatedJobs": jobs, **spec}}, backoff=BACKOFF)
 
@@ -155,6 +155,14 @@ def test_in_order_the_next_starts_when_all_pods_of_the_former_are_ready() -> Non
     assert machine.pod_ready(PodKey("head", 0, 0), False) == []
     assert machine.pod_ready(PodKey("head", 0, 1), True) == []
     assert started(machine.pod_ready(PodKey("head", 0, 0), True)) == ["worker", "worker"]
+
+
+def test_a_pod_is_replaced_though_the_job_before_is_not_ready_any_more() -> None:
+    machine = jobset("head", "worker", startupPolicy={"startupPolicyOrder": "InOrder"}, backoffLimit=1)
+    machine.begin()
+    machine.pod_ready(PodKey("head", 0, 0), True)
+    machine.pod_ready(PodKey("head", 0, 0), False)
+    assert started(end(machine, "worker", 1)) == ["worker"]
 
 
 def test_all_jobs_must_succeed_where_no_policy_says_otherwise() -> None:

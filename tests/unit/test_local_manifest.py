@@ -55,6 +55,8 @@ def test_what_the_launcher_renders_is_run(manifest: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [
+        ("metadata", "name", "../up"),
+        (f"{HEAD_POD}.containers.0", "name", "a/b"),
         ("spec", "suspend", True),
         ("spec", "managedBy", "kueue"),
         ("spec.failurePolicy", "restartStrategy", "InPlaceRestart"),
@@ -142,14 +144,15 @@ def test_servers_listen_on_any_port_and_are_found_where_they_do(manifest: dict[s
     assert "--resource_manager_address=127.0.0.1:41001" in worker.argv
     user = launch(manifest, container(manifest, "containers", _contract.USER_CONTAINER), HEAD, ports)
     assert user.env[_contract.JAX_BACKEND_TARGET] == "grpc://127.0.0.1:41000"
-    assert (list(user.argv), user.cwd, user.env["PATH"]) == (["bash", "-c", "python train.py"], Path("/user"), "/bin")
+    assert (user.argv[0], user.argv[-1]) == ("bash", "python train.py")
+    assert (user.cwd, user.env["PATH"]) == (Path("/user"), "/bin")
     assert ports.published() == {"29000": 41000, "29001": 41001}
 
 
 def test_the_arguments_of_a_command_are_never_rewritten(manifest: dict[str, Any], ports: Ports) -> None:
     user = container(manifest, "containers", _contract.USER_CONTAINER)
     text = "curl digits-pathways-head-0-0.digits:29000 --server_port=29000"
-    user["command"] = ["bash", "-c", text]
+    user |= {"command": ["bash", "-c"], "args": [text]}
     assert launch(manifest, user, HEAD, ports).argv[-1] == text
 
 

@@ -69,6 +69,7 @@ class LocalBackend:
         features.check(plan.manifest)
         name = str(plan.manifest["metadata"]["name"])
         with _translated(name), ExitStack() as locks:
+            self._store.expire(self._clock())
             static, state = self._static(name, plan.spec), _first_state(plan.manifest)
             files = {"manifest.json": plan.manifest, "job.json": static, "state.json": state}
             lock_fd = self._store.create(name, files, replace=replace, locks=locks)

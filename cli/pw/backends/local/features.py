@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -88,10 +89,17 @@ _CHOICES = {
 }
 
 
+# Names become those of folders and files.
+_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
+
+
 def check(manifest: Object) -> None:
     """Raises SpecError that names the first field which the local backend cannot honour."""
+    _check_name(manifest.get("metadata", {}).get("name"), "manifest.metadata.name")
     for kind, value, path in _objects("manifest", manifest, "manifest"):
         _check_fields(kind, value, path)
+        if kind in ("replicatedJob", "container", "initContainer"):
+            _check_name(value.get("name"), f"{path}.name")
         if kind == "job" and "completions" not in value and value.get("parallelism", 1) != 1:
             raise SpecError(f"{path}.parallelism without completions is a work queue, which is not run locally")
         if kind == "pod" and "restartPolicy" not in value:
@@ -122,6 +130,11 @@ def _check_fields(kind: str, value: Object, path: str) -> None:
             raise SpecError(
                 f"{path}.{name} {value[name]!r} is not run by the local backend: want {' or '.join(choices)}"
             )
+
+
+def _check_name(name: Any, path: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise SpecError(f"{path} {name!r} is not a name: want at most 63 lower-case letters, digits and dashes")
 
 
 def _check_container(container: Object, path: str) -> None:

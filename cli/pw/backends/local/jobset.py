@@ -60,6 +60,7 @@ class JobSet:
         self._spec: Mapping[str, Any] = manifest["spec"]
         self._backoff = backoff
         self._jobs: dict[tuple[str, int], Job] = {}
+        self._begun: set[str] = set()
         self._quiet = True
         self.restarts = 0
         self._counted_restarts = 0
@@ -71,6 +72,7 @@ class JobSet:
     def begin(self) -> list[Action]:
         """Makes all Jobs anew, as at the first start, and says which pods come first."""
         self._quiet = False
+        self._begun.clear()
         self._jobs = {
             (replicated["name"], number): Job(replicated["template"]["spec"], backoff=self._backoff)
             for replicated in self._spec["replicatedJobs"]
@@ -111,14 +113,18 @@ class JobSet:
 
     def _pods_to_start(self) -> Iterator[Action]:
         in_order = self._spec.get("startupPolicy", {}).get("startupPolicyOrder") == "InOrder"
+        its_turn = True
         for replicated in self._spec["replicatedJobs"]:
             name = replicated["name"]
+            # Only its first pods wait for the job before; afterwards a Job sees to its own.
+            if not its_turn and name not in self._begun:
+                return
+            self._begun.add(name)
             jobs = [(number, job) for (owner, number), job in self._jobs.items() if owner == name]
             for number, job in jobs:
                 for index, delay_s in job.pods_to_start():
                     yield StartPod(PodKey(name, number, index), delay_s)
-            if in_order and not all(job.ready or job.outcome for _, job in jobs):
-                return
+            its_turn = not in_order or all(job.ready or job.outcome for _, job in jobs)
 
     def _after_failures(self) -> Action | None:
         for (name, number), job in self._jobs.items():
