@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import logging
@@ -73,6 +74,7 @@ def initialize() -> bool:
         if not _proxy_is_in_use():
             _register(target=_target(), timeout_s=_connection_timeout_s())
         _jax_config().update("jax_enable_compilation_cache", False)
+        atexit.register(_end_quietly)
         _initialized = True
         return True
 
@@ -91,6 +93,12 @@ def _jax_config() -> Any:
     import jax
 
     return jax.config
+
+
+def _end_quietly() -> None:
+    """Spares a script that ends well the client's warning, with a C++ stack trace, that its session was cancelled."""
+    if _jax_config().jax_logging_level == "NOTSET":  # as it is unless the user chose a level
+        _jax_config().update("jax_logging_level", "ERROR")
 
 
 @functools.cache

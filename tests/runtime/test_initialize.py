@@ -84,6 +84,11 @@ def test_a_second_call_does_nothing(on_emulator: Run) -> None:
     assert result.stdout == "True\nTrue\nTrue True\n", result.stderr
 
 
+def test_the_end_of_a_script_is_quiet(on_emulator: Run) -> None:
+    result = on_emulator(INITIALIZE + COUNT_DEVICES)
+    assert not [word for word in ("disconnected", "Stack trace", "Traceback") if word in result.stderr]
+
+
 def test_devices_come_back_after_jax_drops_its_backends(on_emulator: Run) -> None:
     drop = "import jax.extend.backend\njax.clear_caches()\njax.extend.backend.clear_backends()\n"
     result = on_emulator(INITIALIZE + COUNT_DEVICES + drop + COUNT_DEVICES)
