@@ -45,11 +45,12 @@ def test_a_job_runs_on_after_wait_has_given_up(backend: Backend, make: Any) -> N
 
 
 def test_cancel_ends_a_job_and_twice_does_no_more(backend: Backend, make: Any, saw: Saw) -> None:
-    ref = backend.submit(make.command("echo up; exec sleep 600"))
+    job = make.job(make.sh("echo up; exec sleep 600"))
+    ref = backend.submit(make.jobset(job, failurePolicy={"maxRestarts": 1}))
     saw(backend, ref, "up")
     backend.cancel(ref)
     cancelled = backend.get(ref)
-    assert (cancelled.state, cancelled.exit_code) == (JobState.CANCELLED, 143)
+    assert (cancelled.state, cancelled.exit_code, cancelled.restarts) == (JobState.CANCELLED, 143, 0)
     backend.cancel(ref)
     assert backend.get(ref) == cancelled
 

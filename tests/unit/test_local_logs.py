@@ -135,6 +135,16 @@ def test_half_a_record_from_a_full_disk_is_passed_over(job: JobDir) -> None:
     assert lines(job) == ["whole", "whole again"]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+def test_a_full_disk_loses_lines_and_not_the_job(job: JobDir, caplog: pytest.LogCaptureFixture) -> None:
+    path = job.log_file("pod", "main")
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/dev/full")
+    pump(path, b"one\n", b"two\n")
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "output is being dropped" in caplog.text
+
+
 def test_following_gives_what_comes_between_and_new_files_from_their_start(job: JobDir) -> None:
     write(job, "a", "main", (1, "old"), (2, "last"))
     steps = [lambda: write(job, "a", "main", (3, "more")), lambda: write(job, "b", "main", (4, "new"), (5, "pod"))]

@@ -15,6 +15,8 @@ from pw.status import JobState
 CONTROLLER_LOST = "ControllerLost"
 # What is left has lost its controller and with it its pipes; it gets this long to end by itself.
 STRAY_GRACE_S = 2.0
+# How many of hundreds of containers a reason names.
+_NAMED = 4
 
 
 def settle(job: JobDir, *, grace_s: float = STRAY_GRACE_S) -> State:
@@ -74,7 +76,8 @@ def _lost(state: State) -> State:
         for container in pod["containers"]
         if container["state"] == "running"
     ]
-    what = f"; it ran {', '.join(running)}" if running else ""
+    more = f" and {len(running) - _NAMED} more" if len(running) > _NAMED else ""
+    what = f"; it ran {', '.join(running[:_NAMED])}{more}" if running else ""
     return state | {
         "state": JobState.FAILED,
         "reason": f"{CONTROLLER_LOST}: the controller of this job was killed{what}",

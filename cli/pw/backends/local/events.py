@@ -80,8 +80,12 @@ def watch(port: int, uid: str) -> Iterator[Watch | None]:
         yield None
         return
     with connection:
-        try:
-            greeting = connection.recv(len(uid), socket.MSG_WAITALL)
-        except ConnectionError:
-            greeting = b""
-        yield Watch(connection) if greeting == uid.encode() else None
+        yield Watch(connection) if _greeting(connection, len(uid)) == uid.encode() else None
+
+
+def _greeting(connection: socket.socket, size_bytes: int) -> bytes:
+    greeting = b""
+    with contextlib.suppress(ConnectionError):
+        while len(greeting) < size_bytes and (more := connection.recv(size_bytes - len(greeting))):
+            greeting += more
+    return greeting

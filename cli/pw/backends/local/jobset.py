@@ -80,6 +80,10 @@ class JobSet:
         }
         return self._decide()
 
+    def end(self) -> None:
+        """The set is over, whatever happens to its pods from now on."""
+        self._quiet = True
+
     def pod_ready(self, key: PodKey, ready: bool) -> list[Action]:
         """A pod became ready, or is no longer."""
         self._job(key).pod_ready(key.pod_index, ready)
