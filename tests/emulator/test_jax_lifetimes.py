@@ -117,6 +117,15 @@ def test_a_program_that_does_not_compile_is_an_error_and_the_next_one_works(devi
     assert float(jax.jit(lambda x: x.sum())(np.ones(3, np.float32))) == 3
 
 
+def test_what_is_computed_from_a_failure_fails_with_the_same_error(devices: Devices) -> None:
+    too_big = jax.jit(lambda: jnp.ones(1 << 42, np.int8))()
+    derived = jax.jit(lambda x: x[:3] + 1)(too_big)
+    for array in (too_big, derived, jax.device_put(derived, devices[5])):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+            array.block_until_ready()
+    assert float(jax.jit(lambda x: x.sum())(np.ones(3, np.float32))) == 3
+
+
 def test_clearing_caches_keeps_arrays(devices: Devices) -> None:
     x = jax.jit(lambda: jnp.arange(4.0))()
     jax.clear_caches()
