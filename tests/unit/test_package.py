@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import email.parser
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -62,3 +64,37 @@ def test_the_command_renders_from_the_wheel(wheel: Path, tmp_path: Path) -> None
     )
     assert done.stderr.splitlines()[0].startswith(str(wheel))
     assert 'kind: "JobSet"' in done.stdout
+
+
+# Packages whose distribution has another name.
+DISTRIBUTIONS = {
+    "google.auth": "google-auth",
+    "google.cloud": "google-cloud-storage",
+    "google.protobuf": "protobuf",
+    "jaxlib": "jax",
+    "ml_dtypes": "ml-dtypes",
+    "websocket": "websocket-client",
+    "yaml": "pyyaml",
+}
+
+
+def imported(folder: Path) -> set[str]:
+    """The distributions whose packages the modules of a folder import, at any level."""
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    own = sys.stdlib_module_names | {"pw", "pathways_runtime"}
+    return {_distribution(name) for name in names if name.partition(".")[0] not in own}
+
+
+def _distribution(name: str) -> str:
+    top = name.partition(".")[0]
+    return next((found for prefix, found in DISTRIBUTIONS.items() if f"{name}.".startswith(f"{prefix}.")), top)
+
+
+@pytest.mark.parametrize(
+    ("folder", "extras"), [("pathways_runtime/emulator", ("runtime", "emulator")), ("cli/pw", ("cli", "gke"))]
+)
+def test_an_extra_asks_for_all_that_its_code_imports(wheel: Path, folder: str, extras: tuple[str, ...]) -> None:
+    lines = [line for line in requirements(wheel) if any(f"extra == '{extra}'" in line for extra in extras)]
+    assert imported(ROOT / folder) <= {re.split(r"[^\w-]", line)[0] for line in lines}

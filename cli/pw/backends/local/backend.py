@@ -34,7 +34,7 @@ from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
 # How long `connect` waits for a server that is being started.
 CONNECT_TIMEOUT_S = 60.0
 # What the emulator cannot do without; looked for, never imported.
-_EMULATOR_PACKAGES = ("jaxlib", "grpc")
+_EMULATOR_PACKAGES = ("jaxlib", "hpack")
 
 
 class LocalBackend:
