@@ -193,6 +193,7 @@ class _Http(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes
     api: ApiServer
 
     def log_message(self, *_: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import socket
 import struct
@@ -34,9 +35,12 @@ def forward(
             _send(handler.wfile, bytes((channel,)) + struct.pack("<H", port))
         back = threading.Thread(target=_back, args=(target, handler.wfile), daemon=True)
         back.start()
-        while (frame := _receive(handler.rfile)) is not None:
-            target.sendall(frame[1:])
-        target.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            while (frame := _receive(handler.rfile)) is not None:
+                target.sendall(frame[1:])
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_RDWR)
+        back.join()
 
 
 def _back(target: socket.socket, stream: BufferedIOBase) -> None:
