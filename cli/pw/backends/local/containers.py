@@ -156,7 +156,8 @@ class Container:
             self._host.ports.forget(self._key, self.name)
         self.ready.clear()
         self.finished = now()
-        await processes.kill_all(self._strays, self._host.reaper)
+        if self._host.reaper.may_have_orphans():
+            await processes.kill_all(self._strays, self._host.reaper)
         return code
 
     def _strays(self) -> list[psutil.Process]:

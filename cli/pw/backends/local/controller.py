@@ -40,9 +40,7 @@ class Controller:
         static, manifest = job.job(), job.manifest()
         self._job = job
         self._uid: str = static["uid"]
-        self._machine_of_job = Machine(
-            static["python"], Path(static["cwd"]), static["env"], job.path.absolute(), static["uid"]
-        )
+        self._shell = Machine(static["python"], Path(static["cwd"]), static["env"], job.path.absolute(), self._uid)
         self._names = Names(manifest)
         self._backoff = Backoff(static["backoff_base_s"], static["backoff_cap_s"])
         self._jobset = JobSet(manifest, backoff=self._backoff)
@@ -72,7 +70,7 @@ class Controller:
         ports = Ports(key, address, self._names.pod_spec(key.replicated_job))
         self._host = Host(
             job=self._job,
-            machine=self._machine_of_job,
+            machine=self._shell,
             ports=ports,
             reaper=Reaper(),
             backoff=self._backoff,
