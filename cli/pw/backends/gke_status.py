@@ -47,7 +47,7 @@ def job_status(ref: JobRef, jobset: Json, pods: Sequence[Json] = ()) -> JobStatu
         max_restarts=(jobset["spec"].get("failurePolicy") or {}).get("maxRestarts", 0),
         exit_code=_exit_code(state, current),
         slices=_slices(jobset, current) if pods else (),
-        pods=tuple(sorted((_pod(pod) for pod in pods), key=lambda pod: (pod.slice or -1, pod.host or 0, pod.name))),
+        pods=tuple(sorted((_pod(pod) for pod in pods), key=_place)),
     )
 
 
@@ -120,6 +120,11 @@ def _pod(pod: Json) -> PodStatus:
         reason=_pod_reason(pod),
         containers=tuple(_container(status) for status in container_statuses(pod)),
     )
+
+
+def _place(pod: PodStatus) -> tuple[int, int, str]:
+    """The head first, then by slice and host."""
+    return (-1 if pod.slice is None else pod.slice, pod.host or 0, pod.name)
 
 
 def _pod_reason(pod: Json) -> str:
