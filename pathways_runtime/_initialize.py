@@ -26,14 +26,9 @@ _logger = logging.getLogger("pathways_runtime")
 _DEFAULT_TIMEOUT_S: Final = 120
 # The client makes one attempt, then pauses for a second.
 _ONE_ATTEMPT_S: Final = 1
-# Statuses that no further attempt will change: versions that do not fit, or credentials that are refused.
-_FINAL_STATUSES: Final = (
-    "INVALID_ARGUMENT",
-    "FAILED_PRECONDITION",
-    "UNIMPLEMENTED",
-    "UNAUTHENTICATED",
-    "PERMISSION_DENIED",
-)
+# What no further attempt will change: a client that is refused, and how a server words that versions do not fit.
+_FINAL_STATUSES: Final = ("INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
+_VERSIONS: Final = "protocol version"
 
 _lock = threading.Lock()
 _initialized = False
@@ -71,6 +66,7 @@ def initialize() -> bool:
         if not is_pathways():
             _warn_of_no_proxy()
             return False
+        _warn_of_another_default()
         if not _proxy_is_in_use():
             _register(target=_target(), timeout_s=_connection_timeout_s())
         _jax_config().update("jax_enable_compilation_cache", False)
@@ -110,6 +106,16 @@ def _warn_of_no_proxy() -> None:
     else:
         advice = f"; to use it, set {_contract.JAX_PLATFORMS}={_contract.PROXY_PLATFORM} or run under `pw job submit`"
     _logger.warning("not on Pathways: JAX's platforms are %r, without a proxy%s", platforms or "(automatic)", advice)
+
+
+def _warn_of_another_default() -> None:
+    platforms = _platforms()
+    if not platforms.startswith(_contract.PROXY_PLATFORM):
+        _logger.warning(
+            "JAX computes on the first of its platforms (%s) unless told otherwise: put %s first",
+            platforms,
+            _contract.PROXY_PLATFORM,
+        )
 
 
 def _proxy_is_in_use() -> bool:
@@ -199,8 +205,10 @@ def _connect(target: str, timeout_s: int) -> _jax.Client:
         try:
             client = _attempt(target)
         except Exception as error:
-            if str(error).startswith(_FINAL_STATUSES) or time.monotonic() >= deadline:
-                raise _explained(error, target, timeout_s) from error
+            if _is_final(error):
+                raise _refusal(error, target) from error
+            if time.monotonic() >= deadline:
+                raise _silence(error, target, timeout_s) from error
             if _detail(error) != told:
                 told = _detail(error)
                 _logger.warning("waiting up to %d s for the Pathways proxy at %s: %s", timeout_s, target, told)
@@ -222,22 +230,31 @@ def _detail(error: Exception) -> str:
     return str(error).rpartition("detailed error: ")[2].rstrip(".")
 
 
-def _explained(error: Exception, target: str, timeout_s: int) -> PathwaysError:
-    """What to do about a connection that failed for good."""
+def _is_final(error: Exception) -> bool:
+    return str(error).startswith(_FINAL_STATUSES) or _VERSIONS in str(error)
+
+
+def _refusal(error: Exception, target: str) -> PathwaysError:
+    """What to do about a proxy that answers, but not to this client."""
     text = _detail(error)
-    if "protocol version" in text:
+    if _VERSIONS in text:
         return VersionMismatchError(
-            f"the Pathways proxy at {target} and this client (jax {_jax_version()}) share no protocol version: {text}. "
+            f"the Pathways proxy at {target} and this client (jax {_jax_version()}) share no {_VERSIONS}: {text}. "
             f"Use images tagged jax-{_jax_version()}, or install the jax that the proxy's image is tagged with"
         )
-    if "credentials" in text.lower():
-        return PathwaysError(
-            f"the Pathways proxy at {target} refused the client's credentials: {text}. Set "
-            f"{_contract.INSECURE_CREDENTIALS}=true if the network to it is trusted: the proxy speaks plain gRPC"
-        )
+    advice = (
+        f"Set {_contract.INSECURE_CREDENTIALS}=true if the network to it is trusted: the proxy speaks plain gRPC"
+        if "credentials" in text.lower()
+        else f"See whether {_contract.JAX_BACKEND_TARGET} is the proxy's port, and the proxy's log"
+    )
+    return PathwaysError(f"the Pathways proxy at {target} refused this client: {text}. {advice}")
+
+
+def _silence(error: Exception, target: str, timeout_s: int) -> PathwaysError:
+    """What to do about a proxy that never answered."""
     return PathwaysError(
         f"no Pathways proxy answers at {target} ({_contract.JAX_BACKEND_TARGET}) within {timeout_s} s "
-        f"({_contract.CONNECTION_TIMEOUT_S}): {text}. See whether the proxy runs and that the port is its own"
+        f"({_contract.CONNECTION_TIMEOUT_S}): {_detail(error)}. See whether the proxy runs and that the port is its own"
     )
 
 

@@ -195,7 +195,15 @@ def test_it_waits_for_a_proxy_that_comes_later(start_emulator: Any, silence: soc
 def test_refused_credentials_are_explained_at_once(on_emulator: Run) -> None:
     result = on_emulator(INITIALIZE, IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS="false")
     assert result.returncode == 1
-    assert "Set IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true if the network to it is trusted" in result.stderr
+    assert (
+        "refused this client: Invalid credentials. Set IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS=true" in result.stderr
+    )
+
+
+def test_a_proxy_that_is_not_the_first_platform_is_a_warning(on_emulator: Run) -> None:
+    result = on_emulator(INITIALIZE + COUNT_DEVICES, JAX_PLATFORMS="cpu,proxy", JAX_NUM_CPU_DEVICES="3")
+    assert result.stdout == "True\n3 0 True\n"
+    assert "the first of its platforms (cpu,proxy) unless told otherwise: put proxy first" in result.stderr
 
 
 def test_a_server_of_another_jax_version_is_a_warning(on_emulator: Run) -> None:
@@ -208,12 +216,14 @@ def test_a_server_of_another_jax_version_is_a_warning(on_emulator: Run) -> None:
     assert "images tagged jax-0.1.2" in result.stderr
 
 
-@pytest.fixture
-def proxy_of_the_future() -> Iterator[str]:
+@pytest.fixture(params=["INVALID_ARGUMENT", "FAILED_PRECONDITION"])
+def proxy_of_the_future(request: pytest.FixtureRequest) -> Iterator[str]:
     """The address of a server that, like Pathways, refuses to talk to a client whose protocol it no longer knows."""
     import grpc
 
-    def refuse(request: bytes, context: Any) -> bytes:
+    code = grpc.StatusCode[request.param]
+
+    def refuse(message: bytes, context: Any) -> bytes:
         context.abort(
             grpc.StatusCode.INVALID_ARGUMENT, "no common protocol version; client: 16 to 25, server: 90 to 99"
         )
