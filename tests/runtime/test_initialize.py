@@ -224,9 +224,7 @@ def proxy_of_the_future(request: pytest.FixtureRequest) -> Iterator[str]:
     code = grpc.StatusCode[request.param]
 
     def refuse(message: bytes, context: Any) -> bytes:
-        context.abort(
-            grpc.StatusCode.INVALID_ARGUMENT, "no common protocol version; client: 16 to 25, server: 90 to 99"
-        )
+        context.abort(code, "no common protocol version; client: 16 to 25, server: 90 to 99")
         return b""
 
     handlers = {"GetVersion": grpc.unary_unary_rpc_method_handler(refuse)}
