@@ -54,11 +54,13 @@ class Call:
 
     def metadata(self, name: str) -> bytes | None:
         """The value of a header, decoded where its name ends in `-bin`; None where the client sent none."""
-        value = next((value for key, value in self._stream.headers if key == name), None)
+        value = _header(self._stream.headers, name.encode())
         if value is None or not name.endswith("-bin"):
-            return None if value is None else value.encode()
+            return value
+        if value.startswith(b"\x00"):
+            return value[1:]
         try:
-            return base64.b64decode(value + "=" * (-len(value) % 4))
+            return base64.b64decode(value + b"=" * (-len(value) % 4))
         except binascii.Error as error:
             raise StatusError("INVALID_ARGUMENT", f"header {name} is not base64: {error}") from error
 
@@ -222,9 +224,10 @@ class Listener:
     def _open(self, stream: Stream) -> Receiver | None:
         call = Call(stream)
         try:
-            method = self._methods.get(_header(stream.headers, ":path"))
+            path = (_header(stream.headers, b":path") or b"").decode(errors="replace")
+            method = self._methods.get(path)
             if method is None:
-                raise StatusError("UNIMPLEMENTED", f"unknown method {_header(stream.headers, ':path')}")
+                raise StatusError("UNIMPLEMENTED", f"unknown method {path}")
             if self._authorization is not None and call.metadata("authorization") != self._authorization:
                 raise StatusError("UNAUTHENTICATED", "this server needs a token, and the call has not the right one")
             return method(call)
@@ -235,5 +238,5 @@ class Listener:
             return None
 
 
-def _header(headers: Headers, name: str) -> str:
-    return next((value for key, value in headers if key == name), "")
+def _header(headers: Headers, name: bytes) -> bytes | None:
+    return next((value for key, value in headers if key == name), None)

@@ -21,12 +21,14 @@ class Entry:
 
     `results` are the fields of the request with the handles that the client gave to arrays still to be made.
     A request that the client sends in the background (`numbered=False`) has no place in the sequence of responses.
+    Where nobody waits for the answer (`awaited=False`), it may leave with the next that somebody waits for.
     """
 
     name: str
     handler: Handler
     results: tuple[str, ...]
     numbered: bool
+    awaited: bool
 
     @property
     def reply_field(self) -> str:
@@ -37,11 +39,13 @@ class Entry:
 TABLE: dict[str, Entry] = {}
 
 
-def handles(name: str, *, results: tuple[str, ...] = (), numbered: bool = True) -> Callable[[Handler], Handler]:
+def handles(
+    name: str, *, results: tuple[str, ...] = (), numbered: bool = True, awaited: bool = True
+) -> Callable[[Handler], Handler]:
     """Puts a function into the table as the one that answers `{name}_request`."""
 
     def register(handler: Handler) -> Handler:
-        TABLE[f"{name}_request"] = Entry(name, handler, results, numbered)
+        TABLE[f"{name}_request"] = Entry(name, handler, results, numbered, awaited)
         return handler
 
     return register

@@ -23,6 +23,8 @@ _log: Final = logging.getLogger(__name__)
 
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _MAX_CONCURRENT_STREAMS, _INITIAL_WINDOW_SIZE, _MAX_FRAME_SIZE = 3, 4, 5
+# gRPC's own setting: metadata named `-bin` may come as it is, behind a zero byte, without base64.
+_TRUE_BINARY: Final = 0xFE03
 _WINDOW_RENEWED_BYTES: Final = 1 << 28
 _OUR_MAX_FRAME: Final = 1 << 20
 # What is no data must fit into the read buffer as a whole.
@@ -35,6 +37,7 @@ _OUR_SETTINGS: Final = (
     (_MAX_CONCURRENT_STREAMS, _MAX_STREAMS),
     (_INITIAL_WINDOW_SIZE, frames.WINDOW_MAX),
     (_MAX_FRAME_SIZE, _OUR_MAX_FRAME),
+    (_TRUE_BINARY, 1),
 )
 
 
@@ -101,7 +104,9 @@ class Connection:
         start = end = 0
         while count := self._socket.recv_into(buffer[end:]):
             end += count
+            self._output.hold()
             start = self._take(buffer, start, end)
+            self._output.release()
             if self._unacknowledged > _WINDOW_RENEWED_BYTES:
                 self._send(frames.WINDOW_UPDATE, 0, 0, struct.pack(">I", self._unacknowledged))
                 self._unacknowledged = 0
@@ -202,8 +207,8 @@ class Connection:
             return
         self._block = None
         try:
-            headers = [(str(name), str(value)) for name, value in self._decoder.decode(bytes(block))]
-        except (hpack.HPACKError, UnicodeDecodeError) as error:
+            headers = [(name, value) for name, value in self._decoder.decode(bytes(block), raw=True)]
+        except hpack.HPACKError as error:
             raise ProtocolError(frames.PROTOCOL_ERROR, f"headers that cannot be read: {error}") from error
         # Of a stream that is known, or has ended on our side, these are trailers: gRPC clients say nothing in them.
         if stream_id > self._last_stream:
@@ -232,12 +237,8 @@ class Connection:
             return
         if len(payload) % 6:
             raise ProtocolError(frames.FRAME_SIZE_ERROR, f"settings of {len(payload)} bytes")
-        for name, value in struct.iter_unpack(">HI", payload):
-            if name == _INITIAL_WINDOW_SIZE:
-                self._output.set_stream_window(value)
-            elif name == _MAX_FRAME_SIZE:
-                self._output.set_max_frame(value)
-        self._send(frames.SETTINGS, frames.ACK, 0, b"")
+        settings = dict(struct.iter_unpack(">HI", payload))
+        self._output.apply_settings(settings.get(_INITIAL_WINDOW_SIZE), settings.get(_MAX_FRAME_SIZE))
 
     def _on_ping(self, flags: int, stream_id: int, payload: memoryview) -> None:
         if len(payload) != 8:

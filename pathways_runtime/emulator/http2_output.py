@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 _log: Final = logging.getLogger(__name__)
 
-Headers = list[tuple[str, str]]
+Headers = list[tuple[bytes, bytes]]
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
@@ -25,6 +25,7 @@ _FRAME_MIN: Final = 16384
 _FRAME_MAX: Final = (1 << 24) - 1
 _BUFFERS_PER_CALL: Final = 512  # the kernel takes 1024 at most
 _JOINED_BYTES: Final = 64 * 1024
+_HELD_BYTES: Final = 256 * 1024
 
 
 class ProtocolError(Exception):
@@ -90,6 +91,8 @@ class Output:
         self._streams = streams
         self._lock = threading.Lock()
         self._waiting: list[bytes | memoryview] = []
+        self._waiting_bytes = 0
+        self._holder: int | None = None
         self._window = WINDOW_START
         self._stream_window = WINDOW_START
         self._max_frame = _FRAME_MIN
@@ -114,10 +117,19 @@ class Output:
         with self._lock:
             self._is_closed = True
 
+    def hold(self) -> None:
+        """Until `release`, what this thread flushes waits, unless it is much. One thread at a time may hold."""
+        self._holder = threading.get_ident()
+
+    def release(self) -> None:
+        """Flushes what waited."""
+        self._holder = None
+        self.flush()
+
     def add(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         """A frame other than data, which leaves with what is flushed next."""
         with self._lock:
-            self._waiting.append(_header(len(payload), kind, flags, stream_id) + payload)
+            self._add(_header(len(payload), kind, flags, stream_id) + payload)
 
     def add_data(self, stream: Stream, data: bytes | memoryview) -> None:
         """Data, which leaves with what is flushed next, or when the peer has room. After the end it is dropped."""
@@ -143,8 +155,10 @@ class Output:
 
     def flush(self) -> None:
         """Sends what is waiting. A connection that is gone takes it silently: its reader tells."""
+        if self._holder == threading.get_ident() and self._waiting_bytes < _HELD_BYTES:
+            return
         with self._lock:
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
             if not waiting or self._is_closed:
                 return
             try:
@@ -163,26 +177,32 @@ class Output:
             self._send_blocked()
         self.flush()
 
-    def set_stream_window(self, size: int) -> None:
-        """The room that each stream begins with; those that are open change by the difference."""
-        with self._lock:
-            for stream in list(self._streams.values()):
-                stream.window += _checked_window(size) - self._stream_window
-            self._stream_window = size
-            self._send_blocked()
+    def apply_settings(self, stream_window: int | None, max_frame: int | None) -> None:
+        """The peer's settings: the room that each stream begins with, and its largest frame; None where it is silent.
 
-    def set_max_frame(self, size: int) -> None:
-        """The largest frame that the peer takes."""
-        if not _FRAME_MIN <= size <= _FRAME_MAX:
-            raise ProtocolError(PROTOCOL_ERROR, f"a maximum frame size of {size} bytes")
-        self._max_frame = size
+        They hold from the acknowledgement on, so nothing that needs them may leave before it.
+        """
+        with self._lock:
+            self._add(_header(0, SETTINGS, ACK, 0))
+            if max_frame is not None:
+                self._max_frame = _checked_max_frame(max_frame)
+            if stream_window is not None:
+                for stream in list(self._streams.values()):
+                    stream.window += _checked_window(stream_window) - self._stream_window
+                self._stream_window = _checked_window(stream_window)
+                self._send_blocked()
+        self.flush()
+
+    def _add(self, data: bytes | memoryview) -> None:
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
 
     def _add_frame(self, stream: Stream, data: bytes | memoryview) -> None:
         size = len(data)
         self._window -= size
         stream.window -= size
-        self._waiting.append(_header(size, DATA, 0, stream.id))
-        self._waiting.append(data)
+        self._add(_header(size, DATA, 0, stream.id))
+        self._add(data)
 
     def _send_blocked(self) -> None:
         for stream in list(self._blocked.values()):
@@ -199,7 +219,7 @@ class Output:
 
     def _end(self, stream: Stream, trailers: bytes) -> None:
         if self._streams.pop(stream.id, None) is not None:
-            self._waiting.append(_header(len(trailers), HEADERS, END_HEADERS | END_STREAM, stream.id) + trailers)
+            self._add(_header(len(trailers), HEADERS, END_HEADERS | END_STREAM, stream.id) + trailers)
 
 
 def _header(length: int, kind: int, flags: int, stream_id: int) -> bytes:
@@ -209,6 +229,12 @@ def _header(length: int, kind: int, flags: int, stream_id: int) -> bytes:
 def _checked_window(size: int) -> int:
     if size > WINDOW_MAX:
         raise ProtocolError(FLOW_CONTROL_ERROR, f"a window of {size} bytes")
+    return size
+
+
+def _checked_max_frame(size: int) -> int:
+    if not _FRAME_MIN <= size <= _FRAME_MAX:
+        raise ProtocolError(PROTOCOL_ERROR, f"a maximum frame size of {size} bytes")
     return size
 
 

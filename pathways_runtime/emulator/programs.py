@@ -153,7 +153,7 @@ def _is_deleted(session: Session, request: Any, reply: Any) -> None:
     reply.is_deleted = request.loaded_executable_handle not in session.programs
 
 
-@handles("loaded_executable_destruct")
+@handles("loaded_executable_destruct", awaited=False)
 def _destruct(session: Session, request: Any, reply: Any) -> None:
     _program(session, request.loaded_executable_handle)
     del session.programs[request.loaded_executable_handle]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import queue
+import sys
 import threading
 from concurrent.futures import Future
 from types import ModuleType
@@ -28,7 +29,9 @@ _log: Final = logging.getLogger(__name__)
 _SERVICE: Final = "/xla.ifrt.proxy.GrpcIfrtService/"
 _STORE_METADATA: Final = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 _CHUNK_BYTES: Final = 1 << 20
-# So many answers wait for one another while more requests lie ready.
+_SWITCH_INTERVAL_S: Final = 0.0005
+# Answers that nobody waits for wait for one another: so many at most, and so long.
+_ANSWER_WITHIN_S: Final = 0.002
 _ANSWERS_TOGETHER: Final = 32
 
 
@@ -57,6 +60,8 @@ class Server:
     def __init__(
         self, topology: Topology, slices: Slices, host: str, port: int, platform: str, token: str | None
     ) -> None:
+        # A thread that has waited for the network takes its turn soon, while others compute.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
         self._core: Future[_Core] = Future()
         self._listener = Listener(host, port, _Service(self._core).methods, token)
         self.port = self._listener.port
@@ -214,17 +219,11 @@ class _SessionReceiver:
         self._requests.put(None)
 
     def _work(self) -> None:
-        session, requests = self._session, self._requests
+        session = self._session
         _log.info("session %d begins", session.id)
         error: StatusError | None = None
         try:
-            unsent = 0
-            while (request := requests.get()) is not None:
-                session.receive(request)
-                unsent += 1
-                if unsent >= _ANSWERS_TOGETHER or requests.empty():
-                    self._call.flush()
-                    unsent = 0
+            self._answer_all(session)
         except self._core.session_module.MalformedError as failure:
             error = StatusError("INVALID_ARGUMENT", str(failure))
             _log.warning("session %d: %s", session.id, failure)
@@ -234,6 +233,23 @@ class _SessionReceiver:
         self._core.close(session)
         self._call.finish(error)
         _log.info("session %d ends", session.id)
+
+    def _answer_all(self, session: Session) -> None:
+        requests, unsent, awaited = self._requests, 0, False
+        while True:
+            try:
+                request = requests.get(timeout=_ANSWER_WITHIN_S if unsent else None)
+            except queue.Empty:
+                self._call.flush()
+                unsent = 0
+                continue
+            if request is None:
+                return
+            awaited |= session.receive(request)
+            unsent += 1
+            if unsent >= _ANSWERS_TOGETHER or (awaited and requests.empty()):
+                self._call.flush()
+                unsent, awaited = 0, False
 
 
 class _StoreReceiver:

@@ -55,8 +55,11 @@ class Session:
         self._pool = ThreadPoolExecutor(_POOL_SIZE, thread_name_prefix=f"session-{session_id}")
         self._responses = _Responses()
 
-    def receive(self, raw: bytes) -> None:
-        """Answers one serialized request, or has the pool answer it. MalformedError when it is none."""
+    def receive(self, raw: bytes) -> bool:
+        """Answers one serialized request, or has the pool answer it. MalformedError when it is none.
+
+        True where the client may be waiting for an answer that was not flushed.
+        """
         try:
             request = wire.Request.FromString(raw)
         except DecodeError as error:
@@ -67,18 +70,20 @@ class Session:
         if entry is None:
             unknown = StatusError("UNIMPLEMENTED", f"request {kind!r} is not supported by this server")
             self._answer_error(metadata.op_id, metadata.user_context_id, unknown)
-            return
+            return False
         body = getattr(request, kind)
         reply = wire.Response()
         try:
             later = entry.handler(self, body, getattr(reply, entry.reply_field))
         except Exception as error:
             self._fail(entry, body, metadata, error)
-            return
-        if later is None:
-            self._answer(entry, body, metadata, reply, flush=False)
-        else:
+            return False
+        if later is not None:
             self._pool.submit(self._finish, entry, body, metadata, reply, later)
+            return False
+        self._answer(entry, body, metadata, reply, flush=False)
+        # The first execution of a program is the one whose outputs the server names.
+        return entry.awaited and not (entry.name == "loaded_executable_execute" and body.result_array_handle)
 
     def handles_for(self, given: Sequence[int], count: int) -> Sequence[int]:
         """The client's handles for `count` new arrays, or new ones where it gave none."""

@@ -21,7 +21,7 @@ _DONATE: Final = 3
 _SEMANTICS: Final = {1: _compat.ALWAYS_COPY, 2: _compat.REUSE_INPUT, _DONATE: _compat.DONATE_INPUT}
 
 
-@handles("make_array_from_host_buffer", results=("array_handle",))
+@handles("make_array_from_host_buffer", results=("array_handle",), awaited=False)
 def _make_array(session: Session, request: Any, reply: Any) -> None:
     data = session.host_buffers.take(request.host_buffer_handle)
     dtype, shape = wire.read_dtype(request.dtype), wire.read_shape(request.shape)
@@ -34,7 +34,7 @@ def _make_array(session: Session, request: Any, reply: Any) -> None:
     session.arrays.add([reply.array_handle], [array], epoch)
 
 
-@handles("make_arrays_from_host_buffer_shards", results=("array_handles",))
+@handles("make_arrays_from_host_buffer_shards", results=("array_handles",), awaited=False)
 def _make_arrays(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     # All are taken before any is used, so that an error leaves none behind.
@@ -63,7 +63,7 @@ def _read_host(data: Any, dtype: np.dtype[Any], shape: tuple[int, ...], strides:
     return wire.read_strings(data) if dtype is wire.STRING else as_array(data, dtype, shape, strides)
 
 
-@handles("make_error_arrays", results=("array_handles",))
+@handles("make_error_arrays", results=("array_handles",), awaited=False)
 def _make_error_arrays(session: Session, request: Any, reply: Any) -> None:
     handles_ = session.handles_for(request.array_handles, len(request.array_specs))
     session.arrays.poison(handles_, StatusError.of_number(request.error.code, request.error.message))
@@ -94,7 +94,7 @@ def _copy_to_host_buffer(session: Session, request: Any, reply: Any) -> Later | 
     return copy
 
 
-@handles("disassemble_into_single_device_arrays", results=("result_handles",))
+@handles("disassemble_into_single_device_arrays", results=("result_handles",), awaited=False)
 def _disassemble(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     array = session.arrays[request.array_handle]
@@ -103,7 +103,7 @@ def _disassemble(session: Session, request: Any, reply: Any) -> None:
     session.arrays.add(reply.array_handles, parts, epoch)
 
 
-@handles("fully_replicated_shard", results=("result_handle",))
+@handles("fully_replicated_shard", results=("result_handle",), awaited=False)
 def _fully_replicated_shard(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     array = session.arrays[request.array_handle]
@@ -124,7 +124,7 @@ def _part(session: Session, array: Array, index: int, shard: Any) -> Array:
     return Array(shard, array.dtype, shape, placement, stamp)
 
 
-@handles("assemble_array_from_single_device_arrays", results=("result_handle",))
+@handles("assemble_array_from_single_device_arrays", results=("result_handle",), awaited=False)
 def _assemble(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     parts = [session.arrays[handle] for handle in request.single_device_array_handles]
@@ -137,7 +137,7 @@ def _assemble(session: Session, request: Any, reply: Any) -> None:
     session.arrays.add([reply.array_handle], [array], epoch)
 
 
-@handles("copy_arrays", results=("result_handles",))
+@handles("copy_arrays", results=("result_handles",), awaited=False)
 def _copy_arrays(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     semantics = _semantics(request.copy_semantics)
@@ -165,7 +165,7 @@ def _semantics(number: int) -> Any:
     return _SEMANTICS[number]
 
 
-@handles("reshard_arrays", results=("result_handles",))
+@handles("reshard_arrays", results=("result_handles",), awaited=False)
 def _reshard_arrays(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     arrays = [session.arrays[handle] for handle in request.array_handles]
@@ -188,7 +188,7 @@ def reshard(engine: Engine, array: Array, sharding: wire.Sharding) -> Array:
     return put(shards, array.dtype, array.shape, placement, stamp)
 
 
-@handles("remap_arrays", results=("result_handles",))
+@handles("remap_arrays", results=("result_handles",), awaited=False)
 def _remap_arrays(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     arrays = [session.arrays[handle] for handle in request.array_handles]
@@ -235,7 +235,7 @@ def _intervals(mapping: Any) -> list[tuple[int, int]]:
 DELETION: Final = 1 << 63
 
 
-@handles("delete_array", numbered=False)
+@handles("delete_array", numbered=False, awaited=False)
 def _delete_array(session: Session, request: Any, reply: Any) -> None:
     session.arrays.delete(request.array_handle)
     reply.deletion_future_handle = DELETION | session.new_handle()
@@ -246,7 +246,7 @@ def _is_array_deleted(session: Session, request: Any, reply: Any) -> None:
     reply.deleted = session.arrays[request.array_handle].is_deleted()
 
 
-@handles("destruct_array", numbered=False)
+@handles("destruct_array", numbered=False, awaited=False)
 def _destruct_array(session: Session, request: Any, reply: Any) -> None:
     unknown = session.arrays.forget(request.array_handle)
     if unknown:
