@@ -152,3 +152,12 @@ def minor_to_major(layout: Any) -> list[int]:
     """The order of dimensions of a `PjRtLayout`, which says so in its text alone: `{1,0:T(8,128)}`."""
     order = str(layout).strip("{}").partition(":")[0]
     return [int(dimension) for dimension in order.split(",") if dimension]
+
+
+def output_memory_kinds(executable: Any, count: int) -> list[str]:
+    """Where each of `count` outputs lies. jax 0.8's CPU client does not say: on the device then."""
+    try:
+        kinds = executable.get_output_memory_kinds()
+    except jax.errors.JaxRuntimeError:
+        kinds = []
+    return list(kinds[0]) if kinds else ["device"] * count

@@ -53,7 +53,7 @@ class XlaProgram:
         self._executable = _compat.compile_program(
             engine.client, program, engine.jax_devices(self.devices), compile_options
         )
-        self._memory_kinds = self._read_memory_kinds()
+        self._memory_kinds = _compat.output_memory_kinds(self._executable, len(self._signature.outputs))
         self._op_shardings = self._executable.get_output_shardings()
         self._placements = [self._place(index) for index in range(len(self._signature.outputs))]
         self._handlers = [
@@ -132,10 +132,6 @@ class XlaProgram:
         _write_stats(reply.compiled_memory_stats, executable.get_compiled_memory_stats())
         reply.size_of_generated_code_in_bytes = executable.size_of_generated_code_in_bytes()
         return reply
-
-    def _read_memory_kinds(self) -> list[str]:
-        kinds = self._executable.get_output_memory_kinds()
-        return list(kinds[0]) if kinds else ["device"] * len(self._signature.outputs)
 
     def _place(self, index: int) -> Placement:
         op_sharding = None
