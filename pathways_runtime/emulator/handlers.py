@@ -20,7 +20,7 @@ class Entry:
     """How a kind of request is answered.
 
     `results` are the fields of the request with the handles that the client gave to arrays still to be made.
-    A request that the client sends in the background (`numbered=False`) has no place in the sequence of responses.
+    Some have no place in the sequence of responses (`numbered=False`; see `session.py`).
     Where nobody waits for the answer (`awaited=False`), it may leave with the next that somebody waits for.
     """
 

@@ -24,6 +24,7 @@ _log: Final = logging.getLogger(__name__)
 # The client numbers its handles from 1 and leaves those from here on to the server.
 _FIRST_HANDLE: Final = 1 << 62
 _POOL_SIZE: Final = 16
+_NO_NUMBER: Final = 1 << 62
 
 
 class Send(Protocol):
@@ -124,8 +125,11 @@ class Session:
         reply.response_metadata.op_id = metadata.op_id
         reply.response_metadata.status.SetInParent()
         numbered = entry.numbered and not (entry.name == "check_future" and body.future_handle & DELETION)
-        if numbered and wire.NUMBERS_RESPONSES:
-            self._responses.number(reply.response_metadata, metadata.user_context_id)
+        if wire.NUMBERS_RESPONSES:
+            if numbered:
+                self._responses.number(reply.response_metadata, metadata.user_context_id)
+            else:
+                reply.response_metadata.seq_num = _NO_NUMBER
         self._send(reply.SerializeToString(), flush=flush)
 
     def _answer_error(self, op_id: int, user_context: int, error: StatusError) -> None:
@@ -139,8 +143,9 @@ class Session:
 class _Responses:
     """The sequence of responses, and the user contexts that the client may forget with each.
 
-    The client keeps the stack trace of each request until a numbered response names it. It numbers those with a body
-    that answer a request made in the foreground; a gap in the numbers would make it keep all for ever.
+    The client keeps the stack trace of each request until a numbered response names it, and it and all before it are
+    done with. A gap in the numbers makes it keep all for ever, and so does a response that it never lets go of: that to
+    Init. Neither that one nor those to background requests have a number.
     """
 
     def __init__(self) -> None:
@@ -167,7 +172,7 @@ class _Responses:
                 self._unreleased.append(user_context)
 
 
-@handles("init")
+@handles("init", numbered=False)
 def _init(session: Session, request: Any, reply: Any) -> None:
     reply.CopyFrom(session.engine.init_response)
     reply.session_id = session.id
