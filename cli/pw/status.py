@@ -65,7 +65,8 @@ class ContainerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodStatus:
-    """One pod: `phase` as Kubernetes has it; `slice` and `host` are None for the head."""
+    """One pod: `phase` as Kubernetes has it, or Stopped for one that the local backend ended with its job; `slice` and
+    `host` are None for the head."""
 
     name: str
     phase: str
@@ -77,7 +78,7 @@ class PodStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceStatus:
-    """One slice: `state` is pending, ready or down; ready when all `hosts` are."""
+    """One slice: `state` is pending, ready (when all `hosts` are), down, or ended with its job."""
 
     index: int
     state: str

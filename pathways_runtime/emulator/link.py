@@ -30,6 +30,10 @@ class LinkError(Exception):
     """The peer is gone, silent, or said what this protocol does not know."""
 
 
+class EndedError(LinkError):
+    """The peer said goodbye: it ended because it was told to."""
+
+
 class RefusedError(LinkError):
     """The resource manager does not want this peer; to try again would not help."""
 
@@ -150,7 +154,7 @@ class Link:
     def follow(self, on_message: Callable[[Message], None], stop_fd: int) -> None:
         """Calls `on_message` with what the peer says, and shows that this side lives, until `stop_fd` is readable.
 
-        LinkError when the peer is gone, silent for its `silence_s`, or talks nonsense.
+        LinkError when the peer is gone, silent for its `silence_s`, or talks nonsense; EndedError after its goodbye.
         """
         ping_s = self.welcome.silence_s / PINGS_PER_SILENCE
         heard = pinged = time.monotonic()
@@ -202,6 +206,8 @@ class Link:
             message = decode(line)
             if isinstance(message, Refusal):
                 raise RefusedError(message.message) if self._strange else LinkError(message.message)
+            if isinstance(message, Goodbye):
+                raise EndedError(f"it ended ({message.reason})")
             self._messages.append(message)
 
     def _send(self, message: Message) -> None:

@@ -55,7 +55,7 @@ class ResourceManager:
         return bound.result()
 
     def stop(self) -> None:
-        """Closes every connection and ends the thread. A resource manager that never started has nothing to stop."""
+        """Says goodbye on every connection, closes it and ends the thread; does nothing where none was started."""
         if self._loop is not None and self._thread is not None:
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
@@ -76,8 +76,9 @@ class ResourceManager:
         await self._stop.wait()
         unsubscribe()
         pinging.cancel()
-        server.close()
+        server.close()  # first: who heard a goodbye looks for the next resource manager here
         for peer in tuple(self._peers):
+            peer.send(link.Goodbye("the resource manager ends"))
             peer.drop()
 
     async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

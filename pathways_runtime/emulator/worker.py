@@ -1,7 +1,9 @@
 """One host of a slice: `python -m pathways_runtime.emulator.worker`. Standard library only.
 
 It computes nothing. It is connected to the resource manager for as long as it lives, and the end of that connection is
-the loss of its slice. The slice and the host are in MEGASCALE_SLICE_ID and JOB_COMPLETION_INDEX, as in a worker's pod.
+the loss of its slice. After the goodbye of a resource manager, as when its job is over, it waits for the next at the
+same address, or to be told to end. The slice and the host are in MEGASCALE_SLICE_ID and JOB_COMPLETION_INDEX, as in a
+worker's pod.
 """
 
 from __future__ import annotations
@@ -95,11 +97,18 @@ def _serve(settings: Settings, stop: StopSignals) -> signal.Signals:
     """Stays connected until a signal comes, which is returned. LinkError when the resource manager is lost."""
     hello = link.Hello(link.VERSION, link.ROLE_WORKER, settings.slice, settings.host, settings.token)
     connection = link.connect(settings.resource_manager, hello, CONNECT_TIMEOUT_S, stop.fileno())
-    if connection is not None:
+    while connection is not None:
         say(f"slice {settings.slice} host {settings.host} is process {os.getpid()}, and registered")
         say(_contract.LOG_SERVER_READY.format(port=settings.server_port))
         report_ready(settings.server_port)
-        connection.follow(_ignore, stop.fileno())
+        try:
+            connection.follow(_ignore, stop.fileno())
+            break
+        except link.EndedError as error:
+            connection.close()
+            silence_s = connection.welcome.silence_s
+            say(f"resource manager: {error}; waiting {silence_s:g} s for another")
+            connection = link.connect(settings.resource_manager, hello, silence_s, stop.fileno())
     received = stop.wait()
     if connection is not None:
         connection.close(goodbye=received.name)

@@ -94,7 +94,7 @@ class _Nursery:
             wait_ms = (self._due[0][0] - now) * 1000 if self._due else None
             if poll.poll(wait_ms) and (received := self._stop.read()):
                 return received
-            self._reap()
+            self._replace(self._reap())
         return signal.SIGTERM
 
     def end_all(self) -> None:
@@ -134,17 +134,23 @@ class _Nursery:
             without_effect=(),
         )
 
-    def _reap(self) -> None:
+    def _reap(self) -> list[tuple[Place, float, int]]:
+        """The place, the seconds it lived and the exit code of each that has ended."""
+        ended: list[tuple[Place, float, int]] = []
         while self._running:
             child, status = os.waitpid(-1, os.WNOHANG)
             if not child:
-                return
-            (index, host), began = self._running.pop(child)
-            lived_s = time.monotonic() - began
-            pause_s = _FIRST_PAUSE_S if lived_s > _SETTLED_S else self._pauses_s.get((index, host), _FIRST_PAUSE_S)
-            self._pauses_s[index, host] = min(2 * pause_s, _LONGEST_PAUSE_S)
-            heapq.heappush(self._due, (time.monotonic() + pause_s, (index, host)))
-            code = os.waitstatus_to_exitcode(status)
+                break
+            place, began = self._running.pop(child)
+            ended.append((place, time.monotonic() - began, os.waitstatus_to_exitcode(status)))
+        return ended
+
+    def _replace(self, ended: Sequence[tuple[Place, float, int]]) -> None:
+        for place, lived_s, code in ended:
+            pause_s = _FIRST_PAUSE_S if lived_s > _SETTLED_S else self._pauses_s.get(place, _FIRST_PAUSE_S)
+            self._pauses_s[place] = min(2 * pause_s, _LONGEST_PAUSE_S)
+            heapq.heappush(self._due, (time.monotonic() + pause_s, place))
+            index, host = place
             say(f"slice {index} host {host} ended with {code}; starting it again in {pause_s:g} s")
 
     def _signal_all(self, number: signal.Signals) -> None:

@@ -138,6 +138,13 @@ def test_bad_input_of_the_other_verbs_is_refused(run_pw: RunPw, arguments: list[
     assert result.err.count("error: ") == 1
 
 
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel", "wait", "delete"])
+def test_a_reference_with_more_than_a_name_is_no_local_job(run_pw: RunPw, verb: str) -> None:
+    result = run_pw("job", verb, "local://a/b")
+    assert (result.code, result.out) == (2, "")
+    assert "'local://a/b' is no local job" in result.err
+
+
 def test_an_empty_list_is_empty(run_pw: RunPw) -> None:
     assert json.loads(run_pw("job", "list", "--json").out) == []
     assert run_pw("job", "list").err == "no jobs\n"

@@ -61,6 +61,14 @@ def test_a_job_finds_its_servers_and_a_lost_worker_returns(
         pass
 
 
+def test_no_worker_of_a_job_that_has_succeeded_is_shown_as_failed(local: LocalBackend) -> None:
+    spec = JobSpec(name="emulated", compute_type="v6e:1x1", num_slices=2, command="true")
+    status = local.wait(local.submit(local.plan(spec)))
+    assert status.state is JobState.SUCCEEDED
+    assert [pod.phase for pod in status.pods] == ["Succeeded", "Stopped", "Stopped"]
+    assert [(slice.state, slice.restarts) for slice in status.slices] == [("ended", 0), ("ended", 0)]
+
+
 def test_a_killed_proxy_comes_back_at_its_address(local: LocalBackend, saw: Saw) -> None:
     spec = JobSpec(name="emulated", compute_type="v6e:1x1", command="exec sleep 600")
     ref = local.submit(local.plan(spec))

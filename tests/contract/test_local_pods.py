@@ -97,7 +97,9 @@ def test_the_others_are_stopped_when_those_that_count_have_succeeded(local: Loca
     plan = make.jobset(head, workers, successPolicy={"operator": "All", "targetReplicatedJobs": ["head"]})
     status = local.wait(local.submit(plan))
     assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)
-    assert {pod.reason for pod in status.pods[1:]} == {"Stopped"}
+    assert {(pod.phase, pod.reason) for pod in status.pods[1:]} == {("Stopped", "Stopped")}
+    assert {(c.exit_code, c.reason) for pod in status.pods[1:] for c in pod.containers} == {(143, "Stopped")}
+    assert [slice.state for slice in status.slices] == ["ended"]
 
 
 def test_sidecars_start_in_order_and_end_last_in_reverse(local: LocalBackend, make: Any, tmp_path: Path) -> None:

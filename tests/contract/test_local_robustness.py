@@ -132,8 +132,11 @@ def test_a_running_job_has_no_time_to_be_over(local: LocalBackend, settings: Set
 def test_a_state_folder_that_cannot_be_written_is_said(settings: Settings, make: Any) -> None:
     settings.state_dir.parent.mkdir(exist_ok=True)
     settings.state_dir.write_text("a file where the folder should be")
-    with pytest.raises(BackendError, match=str(settings.state_dir)):
-        LocalBackend(settings).submit(make.command("true"))
+    backend = LocalBackend(settings)
+    for use in (lambda: backend.submit(make.command("true")), backend.list, lambda: backend.get(JobRef("local", "a"))):
+        with pytest.raises(BackendError, match=f"{settings.state_dir}.*: Not a directory") as caught:
+            use()
+        assert caught.value.hints == ("PW_STATE_DIR=FOLDER names another",)
 
 
 def test_a_half_made_job_of_a_killed_submit_is_in_nobodys_way(

@@ -187,6 +187,33 @@ def test_workers_end_with_the_resource_manager(start_manager: Spawn, start_worke
     assert worker.process.wait(TIMEOUT_S) == 69
 
 
+def test_workers_wait_for_the_next_resource_manager_after_a_goodbye(
+    start_manager: Spawn, start_worker: Spawn, watch: Callable[..., Watcher]
+) -> None:
+    manager = start_manager()
+    workers = start_slice(start_worker, manager.port, 0)
+    manager.process.terminate()
+    assert manager.process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    again = start_manager(port=manager.port)
+    watcher = watch(again.port)
+    while not watcher.next_state(0).up:
+        pass
+    assert [worker.process.poll() for worker in workers] == [None, None]
+
+
+def test_workers_that_wait_for_a_resource_manager_end_when_told_and_when_none_comes(
+    start_manager: Spawn, start_worker: Spawn
+) -> None:
+    manager = start_manager("--heartbeat_timeout_s=1")
+    told, patient = start_slice(start_worker, manager.port, 0)
+    manager.process.terminate()
+    manager.process.wait(TIMEOUT_S)
+    told.process.terminate()
+    assert told.process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+    assert patient.process.wait(TIMEOUT_S) == 69
+    assert "waiting 1 s for another" in patient.log.read_text()
+
+
 def test_a_signal_ends_the_resource_manager_with_its_code(start_manager: Spawn) -> None:
     manager = start_manager()
     manager.process.send_signal(signal.SIGINT)

@@ -129,6 +129,7 @@ def test_an_emulator_that_ends_leaves_no_process_behind(start_emulator: StartEmu
     assert code == (-number if number == signal.SIGKILL else 128 + number)
     _, alive = psutil.wait_procs(workers, timeout=TIMEOUT_S)
     assert not alive
+    assert "starting it again" not in emulator.log.read_text()
 
 
 def test_the_two_lines_on_stdout_are_all_that_a_client_needs(spawn: Spawn) -> None:

@@ -169,17 +169,18 @@ def _slices(jobset: Json, pods: Sequence[Json]) -> tuple[SliceStatus, ...]:
         index = slice_index(pod)
         if index is not None:
             by_slice.setdefault(index, []).append(pod)
-    return tuple(_slice(index, hosts, own) for index, own in by_slice.items())
+    final = job_state(jobset).final
+    return tuple(_slice(index, hosts, own, final=final) for index, own in by_slice.items())
 
 
-def _slice(index: int, hosts: int, pods: Sequence[Json]) -> SliceStatus:
+def _slice(index: int, hosts: int, pods: Sequence[Json], *, final: bool) -> SliceStatus:
     alive = [pod for pod in pods if not pod["metadata"].get("deletionTimestamp")]
     ready = sum(1 for pod in alive if _condition(pod, "Ready"))
     lost = [pod for pod in pods if pod not in alive or pod["status"].get("phase") == "Failed" or _disrupted(pod)]
     restarts = sum(status.get("restartCount", 0) for pod in alive for status in container_statuses(pod))
     return SliceStatus(
         index=index,
-        state="ready" if ready >= hosts else "down" if lost else "pending",
+        state="ended" if final else "ready" if ready >= hosts else "down" if lost else "pending",
         hosts=hosts,
         hosts_ready=ready,
         restarts=restarts + sum(1 for pod in pods if pod["status"].get("phase") == "Failed"),

@@ -51,8 +51,7 @@ def slice_rows(job: JobStatus) -> list[Row]:
     return [
         (
             str(slice.index),
-            # A finished job's slices are not down: they have gone with it.
-            "ended" if job.state.final else slice.state,
+            slice.state,
             f"{slice.hosts_ready}/{slice.hosts}",
             str(slice.restarts),
             "  ".join(f"{pod.host}:{pod.phase}" for pod in job.pods if pod.slice == slice.index),

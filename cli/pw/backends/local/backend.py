@@ -27,7 +27,7 @@ from pw.backends.local.start import start_controller
 from pw.backends.local.state import JobDir, State, locked, now
 from pw.backends.local.store import Store
 from pw.config import Settings
-from pw.errors import BackendError, BackendUnavailableError, JobNotFoundError, WaitTimeoutError
+from pw.errors import BackendError, BackendUnavailableError, JobNotFoundError, SpecError, WaitTimeoutError
 from pw.specs import JobSpec, Plan
 from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
 
@@ -96,11 +96,16 @@ class LocalBackend:
             "backoff_cap_s": max(backoff.base_s, backoff.cap_s),
         }
 
+    def _find(self, ref: JobRef) -> JobDir:
+        if ref.backend != BACKEND or ref.scope:
+            raise SpecError(f"{str(ref)!r} is no local job: want NAME or {BACKEND}://NAME", hints=("pw job list",))
+        return self._store.find(ref.name)
+
     def get(self, ref: JobRef) -> JobStatus:
         """The job as it is now; one whose controller was killed is cleaned up first."""
         with _translated(ref.name):
             self._store.expire(self._clock())
-            return _status(self._store.find(ref.name))
+            return _status(self._find(ref))
 
     def list(self) -> builtins.list[JobStatus]:
         """All jobs, newest first."""
@@ -116,7 +121,7 @@ class LocalBackend:
     def cancel(self, ref: JobRef) -> None:
         """SIGTERM to all processes of the job, SIGKILL after its grace period; returns when it is over."""
         with _translated(ref.name):
-            job = self._store.find(ref.name)
+            job = self._find(ref)
             with _watching(job) as watch:
                 if watch is not None:
                     cleanup.stop_controller(job)
@@ -127,11 +132,13 @@ class LocalBackend:
     def delete(self, ref: JobRef) -> None:
         """Removes a finished job with its logs."""
         with _translated(ref.name):
-            self._store.remove(self._store.find(ref.name))
+            self._store.remove(self._find(ref))
 
     def logs(self, ref: JobRef, query: LogQuery) -> Iterator[LogLine]:
         """Lines in order of time, over the restarts of containers and of the whole set."""
-        return self._logs(self._store.find(ref.name), query)
+        with _translated(ref.name):
+            job = self._find(ref)
+        return self._logs(job, query)
 
     def _logs(self, job: JobDir, query: LogQuery) -> Iterator[LogLine]:
         with _translated(job.name):
@@ -145,7 +152,7 @@ class LocalBackend:
         """The final status. Raises WaitTimeoutError after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with _translated(ref.name):
-            job = self._store.find(ref.name)
+            job = self._find(ref)
             with _watching(job) as watch:
                 try:
                     while watch is not None and watch.wait(deadline):
@@ -161,7 +168,7 @@ class LocalBackend:
     def connect(self, ref: JobRef, port: int) -> Iterator[str]:
         """`127.0.0.1:N` of a server of the head, once it listens; any other port is the command's own, as it is."""
         with _translated(ref.name):
-            job = self._store.find(ref.name)
+            job = self._find(ref)
             server = port in _server_ports(job.manifest())
             with _watching(job) as watch:
                 real = _real_port(job, port, watch) if server else port

@@ -88,7 +88,7 @@ def _lost(state: State) -> State:
 
 
 def _ended(pod: dict[str, Any]) -> dict[str, Any]:
-    if pod["phase"] in ("Succeeded", "Failed"):
+    if pod["phase"] not in ("Pending", "Running"):
         return pod
     containers = [
         container | {"state": "terminated", "exit_code": 137, "reason": CONTROLLER_LOST}

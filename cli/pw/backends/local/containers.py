@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # What containerd reports for a command that could not be executed.
 START_ERROR_CODE = 128
+# Why a container or pod ended that the controller told to, and the phase of such a pod: a cluster deletes those.
+STOPPED = "Stopped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ class Container:
             out.finish()
             err.finish()
             log.close()
-        self.ended(code, reason)
+        self.ended(code, reason or (STOPPED if code and self.stopping.is_set() else ""))
         return code
 
     def ended(self, code: int, reason: str = "") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pw.backends.local import images
-from pw.backends.local.containers import Container, Host
+from pw.backends.local.containers import STOPPED, Container, Host
 from pw.backends.local.jobs import Exit
 from pw.backends.local.jobset import PodKey
 
@@ -71,14 +71,14 @@ class Pod:
             await self._stop_sidecars()
             if self._timer is not None:
                 self._timer.cancel()
-        self.phase = "Succeeded" if succeeded else "Failed"
+        self.phase = "Succeeded" if succeeded else STOPPED if self._stopping.is_set() else "Failed"
         self._host.changed(self.key)
         return succeeded
 
     def stop(self) -> None:
         """Begins its end: first of the main containers, then of the sidecars in reverse, in one grace period."""
         if self.phase in ("Pending", "Running") and not self._stopping.is_set():
-            self.reason = self.reason or "Stopped"
+            self.reason = self.reason or STOPPED
             self._stopping.set()
             self._limit_time()
             sidecars = [container for container, _ in self._sidecars]

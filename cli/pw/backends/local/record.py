@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from pathways_runtime import _contract
-from pw.backends.local.containers import Container
+from pw.backends.local.containers import STOPPED, Container
 from pw.backends.local.jobset import JobSet, PodKey
 from pw.backends.local.metadata import Names
 from pw.backends.local.pods import Pod
@@ -153,7 +153,7 @@ class Record:
         coordinator = self._pods.get(self._names.coordinator[0])
         code = coordinator.main.exit_code if coordinator and not coordinator.main.emulated else None
         if state is JobState.FAILED and not code:
-            codes = [exit.code for pod in self._pods.values() if pod.reason != "Stopped" for exit in pod.exits]
+            codes = [exit.code for pod in self._pods.values() if pod.reason != STOPPED for exit in pod.exits]
             return next((code for code in codes if code), code)
         return code
 

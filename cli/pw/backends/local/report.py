@@ -30,9 +30,14 @@ def job_status(static: dict[str, Any], state: State) -> JobStatus:
         restarts=state["restarts"],
         max_restarts=state["max_restarts"],
         exit_code=state["exit_code"],
-        slices=tuple(SliceStatus(**slice) for slice in state["slices"]),
+        slices=tuple(_slice(slice, final=JobState(state["state"]).final) for slice in state["slices"]),
         pods=tuple(_pod(pod) for pod in state["pods"]),
     )
+
+
+def _slice(slice: dict[str, Any], *, final: bool) -> SliceStatus:
+    # The controller's last look at a slice finds it down: it has stopped it.
+    return SliceStatus(**(slice | ({"state": "ended"} if final else {})))
 
 
 def _pod(pod: dict[str, Any]) -> PodStatus:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -10,9 +11,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from pw import config
 from pw.backends.local import cleanup
 from pw.backends.local.state import JobDir, locked, write_json
-from pw.errors import JobExistsError, JobNotFoundError, SpecError
+from pw.errors import BackendError, JobExistsError, JobNotFoundError, SpecError
 from pw.status import JobState
 
 # Folders with a dot in front are no jobs: one that is being made or removed, or was when its command was killed.
@@ -33,13 +35,14 @@ class Store:
     def find(self, name: str) -> JobDir:
         """The folder of a job. Raises JobNotFoundError."""
         job = self.folder(name)
+        self._check()
         if not name or "/" in name or name.startswith(".") or not job.path.is_dir():
             raise JobNotFoundError(f"there is no local job {name!r}", hints=("pw job list --backend local",))
         return job
 
     def all(self) -> list[JobDir]:
         """The folders of all jobs, in no order."""
-        if not self._root.is_dir():
+        if not self._check():
             return []
         return [JobDir(path) for path in self._root.iterdir() if not path.name.startswith(".") and path.is_dir()]
 
@@ -101,9 +104,31 @@ class Store:
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
         """The right to make and remove jobs. What a killed command left half done is cleared away."""
-        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._usable():
+            self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # With a file in it: another user's folder can be entered and not written to.
+            (self._root / ".lock").touch(mode=0o600)
         with locked(self._root / ".lock"):
             for left in (_NEW, _REMOVED):
                 if (self._root / left).exists():
                     shutil.rmtree(self._root / left)
             yield
+
+    def _check(self) -> bool:
+        """Whether there is a folder of jobs. Raises BackendError where that cannot be seen."""
+        with self._usable():
+            try:
+                os.listdir(self._root)
+            except FileNotFoundError:
+                return False
+        return True
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            raise BackendError(
+                f"the folder of local jobs, {self._root}, cannot be used: {exc.strerror}",
+                hints=(f"{config.variable('state_dir')}=FOLDER names another",),
+            ) from exc
