@@ -41,8 +41,14 @@ def start_cpu_backend(num_devices: int) -> Any:
     jax.config.update("jax_num_cpu_devices", num_devices)
     jax.config.update("jax_enable_x64", True)
     client = jax.devices("cpu")[0].client
+    _forget_tracebacks()
     _register_linear_algebra()
     return client
+
+
+def _forget_tracebacks() -> None:
+    """jaxlib records the Python stack of each execution, and keeps some 200 bytes of it for ever."""
+    _jax.set_tracebacks_enabled(False)
 
 
 def _register_linear_algebra() -> None:
