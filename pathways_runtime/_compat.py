@@ -1,4 +1,4 @@
-"""The only user of private jax and jaxlib names. Each holds for jax 0.8, 0.9 and 0.10 unless it says otherwise.
+"""The only user of private jax and jaxlib names. Each holds for jax 0.8 to 0.12 unless it says otherwise.
 
 Importing this module imports jax. `start_cpu_backend` must come before anything that asks jax for devices.
 """
@@ -28,6 +28,10 @@ HloSharding: Final = _hlo.HloSharding
 ALWAYS_COPY: Final = _jax.ArrayCopySemantics.ALWAYS_COPY
 REUSE_INPUT: Final = _jax.ArrayCopySemantics.REUSE_INPUT
 DONATE_INPUT: Final = _jax.ArrayCopySemantics.DONATE_INPUT
+
+
+# To jax 0.11.0 a result is checked unless told otherwise; later versions never do, and take no such argument.
+_UNCHECKED: Final = {"_skip_checks": True} if "_skip_checks" in xla_client.array_result_handler.__doc__ else {}
 
 
 def backends_are_initialized() -> bool:
@@ -118,7 +122,7 @@ def copy_arrays(arrays: Sequence[Any], shardings: Sequence[Any], semantics: Any)
 
 def result_handler(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) -> Any:
     """What makes an array of one output of `execute_sharded`."""
-    return xla_client.array_result_handler(ShapedArray(shape, dtype), sharding, True, _skip_checks=True)
+    return xla_client.array_result_handler(ShapedArray(shape, dtype), sharding, True, **_UNCHECKED)
 
 
 def compile_program(client: Any, program: bytes, devices: Sequence[Any], options: bytes) -> Any:
