@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import builtins
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from pathways_runtime import _contract
 from pw.backends import Backend
 from pw.errors import JobFailedError, JobNotFoundError
+from pw.faults import Fault
+from pw.faults import check as check_faults
 from pw.specs import JobSpec, Plan
 from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
 
@@ -84,6 +86,16 @@ def delete(backend: Backend, job: Job = None) -> JobRef:
     """Removes a finished job's record. Raises SpecError for one that still runs."""
     ref = find(backend, job)
     backend.delete(ref)
+    return ref
+
+
+def inject(backend: Backend, faults: Sequence[Fault], job: Job = None) -> JobRef:
+    """Lets slices of a running job have these faults, one after the other; all are checked before the first. Raises
+    SpecError for one that cannot happen to the job now."""
+    ref = find(backend, job)
+    check_faults(backend.get(ref), faults)
+    for fault in faults:
+        backend.inject(ref, fault)
     return ref
 
 

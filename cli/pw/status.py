@@ -78,7 +78,8 @@ class PodStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceStatus:
-    """One slice: `state` is pending, ready (when all `hosts` are), down, or ended with its job."""
+    """One slice: `state` is pending, ready (when all `hosts` are), down, hung by `pw job fault`, or ended with
+    its job."""
 
     index: int
     state: str

@@ -253,6 +253,8 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             item = items[name]
             item["metadata"]["deletionTimestamp"] = datetime.now(UTC).isoformat(timespec="seconds")
+            if "gracePeriodSeconds" in body:
+                item["metadata"]["deletionGracePeriodSeconds"] = body["gracePeriodSeconds"]
             self._changed(collection, self.api.store.put(collection, item))
 
     def _create(self, collection: str, query: dict[str, str], body: Json) -> None:

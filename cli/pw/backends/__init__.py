@@ -12,6 +12,7 @@ from pw.errors import ConfigError
 if TYPE_CHECKING:
     # Not at run time: every controller of a local job imports this package, and should start at once.
     from pw.config import Settings
+    from pw.faults import Fault
     from pw.specs import JobSpec, Plan
     from pw.status import JobRef, JobStatus, LogLine, LogQuery
 
@@ -57,6 +58,11 @@ class Backend(Protocol):
 
     def wait(self, ref: JobRef, *, timeout_s: float | None = None) -> JobStatus:
         """The final status. Raises WaitTimeoutError when the time is over."""
+        ...
+
+    def inject(self, ref: JobRef, fault: Fault) -> None:
+        """Lets a slice of a running job have a fault; what comes then is the manifest's doing. Raises SpecError for one
+        that cannot happen to the job now, or not at all on this backend."""
         ...
 
     def connect(self, ref: JobRef, port: int) -> AbstractContextManager[str]:

@@ -24,6 +24,8 @@ from pw.errors import (
     SpecError,
     WaitTimeoutError,
 )
+from pw.faults import CRASH, Fault
+from pw.faults import check as check_faults
 from pw.kube import ApiError, Json, Kube, connect, path_segment
 from pw.kube_watch import Watch
 from pw.render import QUEUE_LABEL
@@ -119,6 +121,17 @@ class GkeBackend:
                     return self.get(ref)
         raise WaitTimeoutError(f"job {ref.name!r} had not ended after {timeout_s:g} s; it goes on")
 
+    def inject(self, ref: JobRef, fault: Fault) -> None:
+        """Deletes the pods of the slice's hosts without a grace period. A slice cannot hang."""
+        if fault.kind != CRASH:
+            raise SpecError(f"a slice on a cluster cannot {fault.kind}: want {CRASH}")
+        kube = self._kube(ref)
+        jobset = self._jobset(kube, ref)
+        pods, _ = kube.list(pods_path(kube), labelSelector=gke_status.pod_selector(ref.name))
+        check_faults(job_status(_ref(kube, ref.name), jobset, pods), [fault])
+        for pod in gke_status.pods_of_slice(pods, fault.slice):
+            _delete_object(kube, f"{pods_path(kube)}/{path_segment(pod['metadata']['name'])}", grace_s=0)
+
     def connect(self, ref: JobRef, port: int) -> AbstractContextManager[str]:
         kube = self._kube(ref)
         self._jobset(kube, ref)
@@ -172,14 +185,19 @@ def _ref(kube: Kube, name: str) -> JobRef:
 
 def _delete(kube: Kube, name: str, uid: str) -> None:
     """Deletes a JobSet and returns once it and its pods are gone."""
-    try:
-        kube.delete(f"{jobs_path(kube)}/{path_segment(name)}")
-    except ApiError as exc:
-        if exc.code != _NOT_FOUND:
-            raise
+    _delete_object(kube, f"{jobs_path(kube)}/{path_segment(name)}")
     watch = Watch(kube, jobs_path(kube), fieldSelector=f"metadata.name={name}")
     with closing(watch):
         next(jobs for jobs in watch if all(job["metadata"]["uid"] != uid for job in jobs))
+
+
+def _delete_object(kube: Kube, path: str, *, grace_s: int | None = None) -> None:
+    """Deletes what may have gone by itself meanwhile."""
+    try:
+        kube.delete(path, grace_s=grace_s)
+    except ApiError as exc:
+        if exc.code != _NOT_FOUND:
+            raise
 
 
 def _deactivate(kube: Kube, uid: str) -> None:

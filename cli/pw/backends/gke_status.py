@@ -30,8 +30,7 @@ _ENDED_PHASES = ("Succeeded", "Failed")
 def job_status(ref: JobRef, jobset: Json, pods: Sequence[Json] = ()) -> JobStatus:
     """The job as it stands. Without `pods` it is as the JobSet alone has it: no slices, pods and exit code."""
     state = job_state(jobset)
-    attempt = max(map(_attempt, pods), default=0)
-    current = [pod for pod in pods if _attempt(pod) == attempt]
+    current = _present(pods)
     ended = _condition(jobset, "Completed") or _condition(jobset, "Failed")
     status = jobset.get("status") or {}
     return JobStatus(
@@ -88,6 +87,16 @@ def slice_index(pod: Json) -> int | None:
     if labels.get(REPLICATED_JOB_LABEL) == _contract.HEAD_JOB:
         return None
     return int(labels.get(JOB_INDEX_LABEL, 0))
+
+
+def pods_of_slice(pods: Sequence[Json], index: int) -> list[Json]:
+    """The pods of the slice in the present attempt that are not being deleted."""
+    return [pod for pod in _present(pods) if slice_index(pod) == index and not pod["metadata"].get("deletionTimestamp")]
+
+
+def _present(pods: Sequence[Json]) -> list[Json]:
+    attempt = max(map(_attempt, pods), default=0)
+    return [pod for pod in pods if _attempt(pod) == attempt]
 
 
 def _condition(item: Json, kind: str) -> Json:

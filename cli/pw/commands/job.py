@@ -10,11 +10,13 @@ import typer
 from pw import console, jobs
 from pw.commands import _draw, _shared
 from pw.commands._shared import Where, placed
+from pw.commands.job_fault import fault
 from pw.commands.job_submit import SubmitCommand, submit
 from pw.errors import SpecError
 from pw.status import JobState, LogQuery
 
 app = typer.Typer(help="Submit, watch and stop jobs.")
+app.command("fault")(fault)
 app.command("submit", cls=SubmitCommand, context_settings={"allow_extra_args": True})(submit)
 
 

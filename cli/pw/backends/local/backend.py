@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from pathways_runtime import _contract
-from pw import tpus
-from pw.backends.local import cleanup, events, features, images, logfiles
+from pw import faults, tpus
+from pw.backends.local import cleanup, events, features, images, inbox, logfiles
 from pw.backends.local.jobs import Backoff
 from pw.backends.local.metadata import Names
 from pw.backends.local.report import BACKEND, job_status, reference
@@ -28,6 +28,7 @@ from pw.backends.local.state import JobDir, State, locked, now
 from pw.backends.local.store import Store
 from pw.config import Settings
 from pw.errors import BackendError, BackendUnavailableError, JobNotFoundError, SpecError, WaitTimeoutError
+from pw.faults import Fault
 from pw.specs import JobSpec, Plan
 from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
 
@@ -163,6 +164,17 @@ class LocalBackend:
                         hints=(f"pw job wait {ref.name}", f"pw job cancel {ref.name}"),
                     ) from None
             return job_status(job.job(), cleanup.final(job))
+
+    def inject(self, ref: JobRef, fault: Fault) -> None:
+        """Has the controller kill or stop the processes of the slice's hosts. What hangs goes on when its time is over
+        or the job ends, whatever becomes of this process."""
+        with _translated(ref.name):
+            job = self._find(ref)
+            with _watching(job) as watch:
+                faults.check(_status(job), [fault])
+                if watch is None:
+                    raise BackendError(f"job {ref.name!r} has just ended")
+                inbox.send(job, fault, watch)
 
     @contextlib.contextmanager
     def connect(self, ref: JobRef, port: int) -> Iterator[str]:

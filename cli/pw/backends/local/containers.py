@@ -21,6 +21,7 @@ from pw.backends.local.logpipe import LogFile, Pump
 from pw.backends.local.ports import Ports
 from pw.backends.local.processes import Reaper
 from pw.backends.local.state import JobDir, now
+from pw.faults import CRASH, HANG
 
 if TYPE_CHECKING:
     import psutil
@@ -51,7 +52,8 @@ class Host:
 
 
 class Container:
-    """A container of one pod over all its restarts. `run` once for each; `ready` is an event while it runs."""
+    """A container of one pod over all its restarts. `run` once for each; `ready` is an event while it runs. `fault`
+    is the kind that it has now."""
 
     def __init__(self, spec: Mapping[str, Any], key: PodKey, meta: images.Meta, host: Host) -> None:
         self.name: str = spec["name"]
@@ -62,6 +64,7 @@ class Container:
         self.exit_code: int | None = None
         self.started: datetime | None = None
         self.finished: datetime | None = None
+        self.fault = ""
         self.ready = asyncio.Event()
         self.stopping = asyncio.Event()
         self._spec = spec
@@ -69,6 +72,7 @@ class Container:
         self._meta = meta
         self._host = host
         self._pid: int | None = None
+        self._hangs_until: asyncio.TimerHandle | None = None
 
     async def run(self) -> int:
         """Runs the command once and returns its exit code when all it started is gone and its output is written."""
@@ -100,11 +104,42 @@ class Container:
         """Sends SIGTERM to its processes; it does not start again."""
         self.stopping.set()
         self._signal(signal.SIGTERM)
+        self.resume()
 
     def kill(self) -> None:
         """Sends SIGKILL to its processes; it does not start again."""
         self.stopping.set()
         self._signal(signal.SIGKILL)
+
+    def crash(self) -> None:
+        """Sends SIGKILL to its processes; what comes then is its pod's policy."""
+        self._begin_fault(CRASH, signal.SIGKILL)
+
+    def hang(self, for_s: float | None) -> None:
+        """Stops its processes where they are, until `resume`, which comes by itself after `for_s`, or their end."""
+        self._begin_fault(HANG, signal.SIGSTOP)
+        if for_s is not None and self.fault:
+            self._hangs_until = asyncio.get_running_loop().call_later(for_s, self.resume)
+
+    def resume(self) -> None:
+        """Lets processes that hang go on."""
+        if self.fault == HANG:
+            self._end_fault()
+            self._signal(signal.SIGCONT)
+            self._host.changed(self._key)
+
+    def _begin_fault(self, kind: str, number: signal.Signals) -> None:
+        if self._pid is not None and not self.stopping.is_set():
+            self._end_fault()
+            self.fault = kind
+            self._signal(number)
+            self._host.changed(self._key)
+
+    def _end_fault(self) -> None:
+        self.fault = ""
+        if self._hangs_until is not None:
+            self._hangs_until.cancel()
+            self._hangs_until = None
 
     def _signal(self, number: signal.Signals) -> None:
         if self._pid is not None:
@@ -154,6 +189,7 @@ class Container:
         self._host.changed(self._key)
         code = await exited
         self._pid = None
+        self._end_fault()
         if not self.ready.is_set():
             self._host.ports.forget(self._key, self.name)
         self.ready.clear()

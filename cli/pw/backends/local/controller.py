@@ -16,7 +16,7 @@ from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from pw.backends.local import processes
+from pw.backends.local import inbox, processes
 from pw.backends.local.containers import Host
 from pw.backends.local.events import Bell
 from pw.backends.local.images import Machine
@@ -28,6 +28,7 @@ from pw.backends.local.ports import Ports
 from pw.backends.local.processes import Reaper
 from pw.backends.local.record import Record
 from pw.backends.local.state import JobDir
+from pw.faults import Fault, refusal
 from pw.status import JobState
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ class Controller:
         self._names = Names(manifest)
         self._backoff = Backoff(static["backoff_base_s"], static["backoff_cap_s"])
         self._jobset = JobSet(manifest, backoff=self._backoff)
-        self._bell = Bell(self._uid)
+        self._bell = Bell(self._uid, self._take_faults)
         self._record = Record(job, self._jobset, self._names, written=self._bell.ring)
         self._tasks: dict[PodKey, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -139,6 +140,29 @@ class Controller:
         if restarts != had_restarts:
             self._apply(self._jobset.container_restarts(key, restarts))
         self._record.touch()
+
+    def _take_faults(self) -> None:
+        """Does what commands have asked for, each request once, and answers it."""
+        try:
+            for request in inbox.take(self._job):
+                problem = self._suffer(request.fault)
+                # Who hears the answer finds the state as it is since.
+                self._record.flush()
+                request.answer(problem)
+        except OSError as exc:
+            _LOG.error("a request was not read or not answered: %s", exc)
+        self._bell.ring()
+
+    def _suffer(self, fault: Fault) -> str:
+        """Lets a slice have a fault; why not, where it cannot."""
+        if self._end.done():
+            return "it is ending"
+        problem = refusal(self._record.slice_state(fault.slice), fault)
+        if not problem:
+            _LOG.info("slice %d: %s, as was asked", fault.slice, fault.kind)
+            for pod in self._record.pods_of_slice(fault.slice):
+                pod.suffer(fault)
+        return problem
 
     def _watched(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task whose failure, which is ours and not the job's, ends the job."""

@@ -11,6 +11,7 @@ from pw.backends.local import images
 from pw.backends.local.containers import STOPPED, Container, Host
 from pw.backends.local.jobs import Exit
 from pw.backends.local.jobset import PodKey
+from pw.faults import CRASH, HANG, Fault
 
 # Kubernetes' default.
 DEFAULT_GRACE_S = 30
@@ -49,7 +50,12 @@ class Pod:
     def ready(self) -> bool:
         """Whether all that should run does and has said that it is ready."""
         lasting = [*self._mains, *(container for container, _ in self._sidecars)]
-        return self.phase == "Running" and all(container.ready.is_set() for container in lasting)
+        return self.phase == "Running" and all(each.ready.is_set() and not each.fault for each in lasting)
+
+    @property
+    def hung(self) -> bool:
+        """Whether a container was told to hang, and still does."""
+        return any(container.fault == HANG for container in self.containers)
 
     @property
     def restarts(self) -> int:
@@ -85,6 +91,14 @@ class Pod:
             for container in self.containers:
                 if container not in sidecars:
                     container.terminate()
+
+    def suffer(self, fault: Fault) -> None:
+        """Does to its containers what a fault does to a host."""
+        for container in self.containers:
+            if fault.kind == CRASH:
+                container.crash()
+            else:
+                container.hang(fault.for_s)
 
     def _limit_time(self) -> None:
         if self._timer is None:

@@ -134,12 +134,19 @@ class Record:
             if self.state is JobState.PENDING:
                 self.state = JobState.RUNNING
 
+    def pods_of_slice(self, index: int) -> list[Pod]:
+        return [pod for key, pod in self._pods.items() if key[:2] == (_contract.WORKER_JOB, index)]
+
+    def slice_state(self, index: int) -> str:
+        """As in SliceStatus; pending for a slice that is not there."""
+        return str(self._slice(index)["state"])
+
     def _slice(self, index: int) -> dict[str, Any]:
-        pods = [pod for key, pod in self._pods.items() if key[:2] == (_contract.WORKER_JOB, index)]
+        pods = self.pods_of_slice(index)
         ready = sum(pod.ready for pod in pods)
         if ready == self._names.hosts:
             self._was_ready.add(index)
-        down = "down" if index in self._was_ready else "pending"
+        down = "hung" if any(pod.hung for pod in pods) else "down" if index in self._was_ready else "pending"
         return {
             "index": index,
             "state": "ready" if ready == self._names.hosts else down,

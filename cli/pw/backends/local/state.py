@@ -6,6 +6,7 @@ jobs/<name>/state.json             where the job stands; replaced by rename, by 
 jobs/<name>/lock                   flock held by the controller for its life: free means that none lives
 jobs/<name>/starting               flock held by `submit` until the controller has reported
 jobs/<name>/pods/<pod>/<container>.log
+jobs/<name>/faults                 requests of commands, and the controller's answers
 jobs/<name>/scratch                the scratch location of a job that named none
 jobs/.lock                         flock held while a job is made or removed
 """
@@ -67,6 +68,10 @@ class JobDir:
     @property
     def scratch(self) -> Path:
         return self.path / "scratch"
+
+    @property
+    def faults(self) -> Path:
+        return self.path / "faults"
 
     @property
     def lock(self) -> Path:
