@@ -63,6 +63,10 @@ class Placement:
         cuts = self.sharding.devices_indices_map(shape)
         return [cuts[device] for device in self.jax_devices]
 
+    def shard_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of the first device's part of an array of this shape. No other is larger."""
+        return tuple(len(range(*cut.indices(side))) for cut, side in zip(self.indices(shape)[0], shape, strict=True))
+
     def _make_sharding(self, shape: tuple[int, ...]) -> Any:
         source = self.source
         if len(self.devices) == 1:

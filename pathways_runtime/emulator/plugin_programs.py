@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pathways_runtime.emulator import wire
+from pathways_runtime.emulator import persistence, wire
 from pathways_runtime.emulator.arrays import Array, put
 from pathways_runtime.emulator.status import StatusError
 from pathways_runtime.emulator.transfers import reshard
 
 if TYPE_CHECKING:
-    from pathways_runtime.emulator.engine import Engine, Placement
+    from pathways_runtime.emulator.engine import Engine
 
 _MARKER: Final = b"__serialized_plugin_program "
 _WRITERS: Final = ThreadPoolExecutor(4, thread_name_prefix="persistence")
@@ -93,7 +91,7 @@ class PluginProgram:
 
 
 class Write(PluginProgram):
-    """Writes each argument to a file."""
+    """Writes each argument to a folder of its own."""
 
     def __init__(self, engine: Engine, requests: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(engine, "persistence_write", _devices(requests[0]))
@@ -104,12 +102,15 @@ class Write(PluginProgram):
         if len(arguments) != len(self._paths):
             raise StatusError("INVALID_ARGUMENT", f"{len(arguments)} arrays to write to {len(self._paths)} files")
         # What is fetched here is what is written, whatever the program does to the arrays next.
-        values = [np.asarray(argument.check()) for argument in arguments]
-        return [], _Token([_WRITERS.submit(_write, *item) for item in zip(self._paths, values, strict=True)])
+        values = [_values(argument) for argument in arguments]
+        chunks = [argument.placement.shard_shape(argument.shape) for argument in arguments]
+        return [], _Token(
+            [_WRITERS.submit(persistence.write, *item) for item in zip(self._paths, values, chunks, strict=True)]
+        )
 
 
 class Read(PluginProgram):
-    """Reads each output from a file."""
+    """Reads each output from its folder."""
 
     def __init__(self, engine: Engine, requests: Sequence[Mapping[str, Any]]) -> None:
         outputs = [_read_output(request) for request in requests]
@@ -123,7 +124,8 @@ class Read(PluginProgram):
     def _read(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], sharding: wire.Sharding) -> Array:
         placement = self._engine.placement(sharding, shape)
         stamp = self._engine.health.stamp(placement.slices)
-        return put(_cut(_read(path, dtype, shape), placement), dtype, shape, placement, stamp)
+        whole = persistence.read(path, dtype, shape)
+        return put([whole[index] for index in placement.indices(shape)], dtype, shape, placement, stamp)
 
 
 class Reshard(PluginProgram):
@@ -171,6 +173,12 @@ _KINDS: Final[dict[str, Callable[[Engine, Any], PluginProgram]]] = {
 }
 
 
+def _values(array: Array) -> persistence.Values:
+    if array.dtype is wire.STRING:
+        raise StatusError("INVALID_ARGUMENT", "an array of strings cannot be written to files")
+    return np.asarray(array.check())
+
+
 def _devices(request: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(int(device_id) for device_id in request["devices"]["device_ids"])
 
@@ -186,43 +194,5 @@ def _read_output(request: Mapping[str, Any]) -> tuple[np.dtype[Any], tuple[int, 
 
 
 def _path(request: Mapping[str, Any]) -> Path:
-    """The file of a request: a name in a folder of this machine. StatusError for another place."""
     folder, name = (base64.b64decode(request[key]).decode() for key in ("b64_location", "b64_name"))
-    if "://" in folder or not os.path.isabs(folder):
-        raise StatusError(
-            "UNIMPLEMENTED", f"persistence at {folder!r}: only an absolute path of this machine is supported"
-        )
-    if not name or "/" in name or "\0" in name or name in (".", ".."):
-        raise StatusError("INVALID_ARGUMENT", f"persistence under the name {name!r}: not the name of a file")
-    return Path(folder) / f"{name}.npy"
-
-
-def _write(path: Path, value: np.ndarray[Any, np.dtype[Any]]) -> None:
-    """Writes by rename, so that a reader finds the whole array or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            np.save(file, value)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def _read(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[Any]]:
-    try:
-        value = np.load(path, mmap_mode="r" if np.prod(shape) else None, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise StatusError("NOT_FOUND", f"cannot read {path}: {error}") from error
-    # numpy writes its own dtypes by name, and those of ml_dtypes as bytes of their size.
-    fits = value.dtype == dtype or (value.dtype.kind == "V" and value.dtype.itemsize == dtype.itemsize)
-    if not fits or value.shape != shape:
-        found = f"{value.dtype}{list(value.shape)}"
-        raise StatusError("INVALID_ARGUMENT", f"{path} holds {found}, not {dtype}{list(shape)}")
-    return np.asarray(value.view(dtype))
-
-
-def _cut(whole: np.ndarray[Any, np.dtype[Any]], placement: Placement) -> list[Any]:
-    return [whole[index] for index in placement.indices(whole.shape)]
+    return persistence.path_of(folder, name)
