@@ -76,14 +76,30 @@ def test_an_array_comes_back_cut_otherwise(tmp_path: Path, arrays: dict[str, jax
     assert found.addressable_shards[0].data.shape == (8, 2)
 
 
-def test_what_is_written_is_the_value_at_that_moment(tmp_path: Path, arrays: dict[str, jax.Array], half: Mesh) -> None:
-    kernel = arrays["layer.kernel"]
-    expected = np.array(kernel)
+@pytest.mark.parametrize("chips", [1, 4])
+def test_what_is_written_is_the_value_at_that_moment(tmp_path: Path, devices: Devices, half: Mesh, chips: int) -> None:
+    mesh = Mesh(np.array(devices[:chips]), ("chip",))
+    expected = np.arange(64, dtype=np.float32).reshape(8, 8)
+    kernel = jax.device_put(expected, NamedSharding(mesh, P("chip")))
     done = helper.write_arrays(str(tmp_path), ["kernel"], [kernel], TIMEOUT)
     jax.jit(lambda x: x * 0, donate_argnums=0)(kernel).block_until_ready()
     done.result()
     [found] = read(tmp_path, {"kernel": jax.ShapeDtypeStruct((8, 8), np.float32)}, half)
     assert np.array_equal(np.asarray(found), expected)
+
+
+def test_a_file_that_lacks_a_part_is_an_error_and_not_zeros(tmp_path: Path, devices: Devices, half: Mesh) -> None:
+    zeros = {"zeros": jax.device_put(np.zeros(8, np.float32), NamedSharding(half, P("chip")))}
+    write(tmp_path, zeros)
+    (tmp_path / "zeros" / "2").unlink()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"cannot read .*/zeros"):
+        read(tmp_path, zeros, half)
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, arrays: dict[str, jax.Array]) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"/file"):
+        write(tmp_path / "file" / "folder", arrays)
 
 
 def test_a_write_leaves_only_its_files(tmp_path: Path, arrays: dict[str, jax.Array]) -> None:
