@@ -14,12 +14,17 @@ from pw.backends.local.events import watch
 RunPw = Callable[..., Any]
 
 
+def status_of(run_pw: RunPw, job: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run_pw("job", "status", job, "--json").out)
+    return found
+
+
 def wait_until_ready(run_pw: RunPw, home: Path) -> None:
     """Until every slice of job `a` is ready; looks at each change."""
     folder = home / "state" / "pw" / "jobs" / "a"
     state, job = (json.loads((folder / name).read_text()) for name in ("state.json", "job.json"))
     with watch(state["event_port"], job["uid"]) as changes:
-        while {slice["state"] for slice in json.loads(run_pw("job", "status", "a", "--json").out)["slices"]} != {"ready"}:
+        while {slice["state"] for slice in status_of(run_pw, "a")["slices"]} != {"ready"}:
             assert changes is not None and changes.wait()
 
 
