@@ -3,7 +3,7 @@
     python orbax_client.py FOLDER DEED...
 
 Its deeds: `save=STEP` saves in the background; `die=STEP` saves, and ends by SIGKILL when all is written and nothing
-committed; `restore` brings back the newest step in several ways. The last line of stdout is JSON with what came of that.
+committed; `restore` brings back the newest step in several ways. The last line of stdout is JSON about that.
 """
 
 from __future__ import annotations
