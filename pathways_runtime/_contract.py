@@ -42,6 +42,10 @@ PROXY_PLATFORM: Final = "proxy"
 # The client speaks ALTS unless this says exactly "true"; the server in the next container has no ALTS.
 INSECURE_CREDENTIALS: Final = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
 CONNECTION_TIMEOUT_S: Final = "PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS"
+# What a proxy that was given a --token_file asks for, and the entry of the client's initialization data that holds it:
+# the client can send no header.
+PROXY_TOKEN: Final = "PATHWAYS_PROXY_TOKEN"
+TOKEN_ATTRIBUTE: Final = "pathways_runtime_token"
 
 # Environment of the Pathways containers.
 PATHWAYS_HEAD: Final = "PATHWAYS_HEAD"

@@ -54,6 +54,7 @@ def initialize() -> bool:
     cache, since Pathways keeps one. A server of another JAX version that still speaks a common protocol is a warning.
 
     Call it before anything asks JAX for devices. A second call does nothing; after a failed call, call it again.
+    Where `PATHWAYS_PROXY_TOKEN` is set, the proxy gets it as the token that it asks for; otherwise it gets none.
     It waits for the proxy for `PATHWAYS_PROXY_CONNECTION_TIMEOUT_SECS` (120 by default), then for its slices.
 
     Raises `VersionMismatchError` when client and server share no protocol version, and `PathwaysError` when it is
@@ -222,6 +223,9 @@ def _attempt(target: str) -> _jax.Client:
 
     options = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = _ONE_ATTEMPT_S
+    token = os.environ.get(_contract.PROXY_TOKEN, "").strip()
+    if token:
+        options.initialization_data = {_contract.TOKEN_ATTRIBUTE: token.encode()}
     return ifrt_proxy.get_client(target, options)
 
 
@@ -242,12 +246,13 @@ def _refusal(error: Exception, target: str) -> PathwaysError:
             f"the Pathways proxy at {target} and this client (jax {_jax_version()}) share no {_VERSIONS}: {text}. "
             f"Use images tagged jax-{_jax_version()}, or install the jax that the proxy's image is tagged with"
         )
-    advice = (
-        f"Set {_contract.INSECURE_CREDENTIALS}=true if the network to it is trusted: the proxy speaks plain gRPC"
-        if "credentials" in text.lower()
-        else f"See whether {_contract.JAX_BACKEND_TARGET} is the proxy's port, and the proxy's log"
-    )
-    return PathwaysError(f"the Pathways proxy at {target} refused this client: {text}. {advice}")
+    if _contract.PROXY_TOKEN in text:
+        advice = ""
+    elif "credentials" in text.lower():
+        advice = f". Set {_contract.INSECURE_CREDENTIALS}=true if the network to it is trusted: it speaks plain gRPC"
+    else:
+        advice = f". See whether {_contract.JAX_BACKEND_TARGET} is the proxy's port, and the proxy's log"
+    return PathwaysError(f"the Pathways proxy at {target} refused this client: {text}{advice}")
 
 
 def _silence(error: Exception, target: str, timeout_s: int) -> PathwaysError:

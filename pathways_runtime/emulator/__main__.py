@@ -18,7 +18,7 @@ from pathways_runtime.emulator import flags, link
 from pathways_runtime.emulator.flags import FlagError
 from pathways_runtime.emulator.process import LOG_FORMAT, LOG_TIME, StopSignals, exit_code, report_ready, say
 from pathways_runtime.emulator.resource_manager import ResourceManager
-from pathways_runtime.emulator.settings import LOOPBACK, Settings, is_loopback, parse
+from pathways_runtime.emulator.settings import LOOPBACK, Settings, parse
 from pathways_runtime.emulator.slices import Slices, Topology
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _start_server(settings: Settings, topology: Topology, slices: Slices) -> Ser
         host=settings.host,
         port=settings.port,
         platform=settings.platform,
-        token=None if is_loopback(settings.host) else settings.token,
+        token=settings.token,
     )
     say(_contract.LOG_PROXY_READY)
     threading.Thread(target=_end_with, args=(server,), name="server", daemon=True).start()

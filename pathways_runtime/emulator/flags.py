@@ -69,7 +69,7 @@ def add_common(parser: argparse.ArgumentParser, default_port: str) -> None:
     parser.add_argument("--server_port", type=port_number, help=f"port to listen on, 0 for any ({default_port})")
     parser.add_argument("--resource_manager_address", metavar="HOST:PORT", help="the resource manager to register with")
     parser.add_argument("--gcs_scratch_location", default="", metavar="URL", help="gs:// bucket or folder for caches")
-    parser.add_argument("--token_file", metavar="FILE", help="holds the token that the resource manager asks for")
+    parser.add_argument("--token_file", metavar="FILE", help="holds the token that servers ask for, also on loopback")
 
 
 def name_of(flag: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from pathways_runtime.emulator.status import StatusError
 _ALIGNMENT_BYTES: Final = 64
 # How many times its own size an array may take with strides that leave gaps.
 _MAX_SPREAD: Final = 64
+_MEMORY_BYTES: Final = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 class HostBuffers:
@@ -24,8 +26,10 @@ class HostBuffers:
         self._closed = False
 
     def store(self, handle: int, data: Any) -> None:
-        """Keeps `data`, which supports the buffer protocol, until `delete`."""
+        """Keeps `data`, which supports the buffer protocol, until `delete`; not in a session that has ended."""
         with self._changed:
+            if self._closed:
+                return
             self._buffers[handle] = data
             self._changed.notify_all()
 
@@ -69,6 +73,8 @@ def allocate(size_bytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Uninitialized bytes that XLA:CPU can use in place. ValueError or MemoryError for a size that cannot be."""
     if size_bytes < 0:
         raise ValueError("a negative size")
+    if size_bytes > _MEMORY_BYTES:
+        raise MemoryError(f"this machine has {_MEMORY_BYTES} bytes of memory")
     memory = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
     offset = -memory.ctypes.data % _ALIGNMENT_BYTES
     return memory[offset : offset + size_bytes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
@@ -16,10 +17,14 @@ Headers = list[tuple[bytes, bytes]]
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
 END_STREAM, ACK, END_HEADERS, PADDED, WITH_PRIORITY = 0x1, 0x1, 0x4, 0x8, 0x20
-PROTOCOL_ERROR, FLOW_CONTROL_ERROR, FRAME_SIZE_ERROR, CANCEL = 1, 3, 6, 8
+NO_ERROR, PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR, REFUSED_STREAM = 0, 1, 3, 5, 6, 7
+COMPRESSION_ERROR, ENHANCE_YOUR_CALM = 9, 11
 
 WINDOW_MAX: Final = (1 << 31) - 1
 WINDOW_START: Final = 65535
+# How much we take of a stream before it is used (`Stream.give_room`), and after how much the peer is told of more room.
+RECEIVE_WINDOW: Final = WINDOW_MAX
+RENEWED_BYTES: Final = 1 << 28
 FRAME_HEADER: Final = struct.Struct(">HBBBI")  # length (24 bits), type, flags, stream
 _FRAME_MIN: Final = 16384
 _FRAME_MAX: Final = (1 << 24) - 1
@@ -37,7 +42,13 @@ class ProtocolError(Exception):
 
 
 class Receiver(Protocol):
-    """What takes a stream's data, on the connection's thread. It must not block."""
+    """What takes a stream's data, on the connection's thread. It must not block.
+
+    One that keeps its data says so: it calls `Stream.give_room` once they are used, and until then the peer has as
+    much less to send. After the stream's own `end` it is not called again.
+    """
+
+    keeps_data: bool
 
     def on_data(self, data: memoryview) -> None:
         """The next bytes; valid during the call alone."""
@@ -50,18 +61,37 @@ class Receiver(Protocol):
 
 
 class Stream:
-    """One request and its answer. `send_headers`, `send`, `flush` and `end` may be called from any thread."""
+    """One request and its answer. Its methods may be called from any thread; what it has received is the reader's."""
 
-    __slots__ = ("_output", "headers", "id", "pending", "receiver", "trailers", "unacknowledged", "window")
+    __slots__ = (
+        "_output",
+        "granted_bytes",
+        "has_ended",
+        "headers",
+        "id",
+        "is_answered",
+        "pending",
+        "received_bytes",
+        "receiver",
+        "trailers",
+        "unsent_bytes",
+        "used_bytes",
+        "window",
+    )
 
     def __init__(self, output: Output, stream_id: int, headers: Headers) -> None:
         self._output = output
         self.id = stream_id
         self.headers = headers
         self.receiver: Receiver | None = None
-        self.unacknowledged = 0
+        self.has_ended = False  # the peer has sent all
+        self.is_answered = False  # `end` was called
+        self.received_bytes = 0
+        self.granted_bytes = RECEIVE_WINDOW
+        self.used_bytes = 0  # of those received; not yet told to the peer
         self.window = 0
         self.pending: deque[memoryview] = deque()
+        self.unsent_bytes = 0  # in `pending`
         self.trailers: bytes | None = None
 
     def send_headers(self, block: bytes) -> None:
@@ -79,8 +109,24 @@ class Stream:
         self._output.flush()
 
     def end(self, trailers: bytes) -> None:
-        """Ends the answer, after the rest of its body, with an encoded header block."""
+        """Ends the answer, after the rest of its body, with an encoded header block. A second call does nothing."""
         self._output.end(self, trailers)
+
+    def reset(self, code: int) -> None:
+        """Ends the stream at once, with an error code of HTTP/2."""
+        if self._output.drop(self):
+            self._output.add(RST_STREAM, 0, self.id, code.to_bytes(4, "big"))
+            self._output.flush()
+            self.close()
+
+    def close(self) -> None:
+        """Tells the receiver that the stream is gone."""
+        if self.receiver is not None and not self.is_answered:
+            self.receiver.on_close()
+
+    def give_room(self, size: int) -> None:
+        """So many bytes of those received are used: the peer may send as many more."""
+        self._output.give_room(self, size)
 
 
 class Output:
@@ -110,6 +156,7 @@ class Output:
         with self._lock:
             self._blocked.pop(stream.id, None)
             stream.pending.clear()
+            stream.unsent_bytes = 0
             return self._streams.pop(stream.id, None) is not None
 
     def close(self) -> None:
@@ -135,18 +182,22 @@ class Output:
         """Data, which leaves with what is flushed next, or when the peer has room. After the end it is dropped."""
         size = len(data)
         with self._lock:
-            if stream.id not in self._streams:
+            if stream.is_answered or stream.id not in self._streams:
                 return
             if not stream.pending and size <= self._max_frame and size <= self._window and size <= stream.window:
                 self._add_frame(stream, data)
             else:
                 stream.pending.append(memoryview(data))
+                stream.unsent_bytes += size
                 self._blocked[stream.id] = stream
-                self._send_blocked()
+                self._send_pending(stream)
 
     def end(self, stream: Stream, trailers: bytes) -> None:
         """Ends a stream once its data has left."""
         with self._lock:
+            if stream.is_answered:
+                return
+            stream.is_answered = True
             if stream.pending:
                 stream.trailers = trailers
             else:
@@ -166,15 +217,29 @@ class Output:
             except OSError as error:
                 _log.debug("connection lost: %s", error)
                 self._is_closed = True
+                with contextlib.suppress(OSError):  # the peer was faster
+                    self._socket.shutdown(socket.SHUT_RDWR)
+
+    def give_room(self, stream: Stream, size: int) -> None:
+        """See `Stream.give_room`."""
+        with self._lock:
+            stream.used_bytes += size
+            if stream.used_bytes < RENEWED_BYTES:
+                return
+            used, stream.used_bytes = stream.used_bytes, 0
+            stream.granted_bytes += used
+            self._add(_header(4, WINDOW_UPDATE, 0, stream.id) + used.to_bytes(4, "big"))
+        self.flush()
 
     def widen(self, stream_id: int, increment: int) -> None:
         """The peer has room for so many bytes more: of a stream, or of the connection (0)."""
         with self._lock:
             if stream_id == 0:
                 self._window = _checked_window(self._window + increment)
+                self._send_blocked()
             elif stream := self._streams.get(stream_id):
                 stream.window = _checked_window(stream.window + increment)
-            self._send_blocked()
+                self._send_pending(stream)
         self.flush()
 
     def apply_settings(self, stream_window: int | None, max_frame: int | None) -> None:
@@ -187,9 +252,10 @@ class Output:
             if max_frame is not None:
                 self._max_frame = _checked_max_frame(max_frame)
             if stream_window is not None:
-                for stream in list(self._streams.values()):
-                    stream.window += _checked_window(stream_window) - self._stream_window
-                self._stream_window = _checked_window(stream_window)
+                change = _checked_window(stream_window) - self._stream_window
+                self._stream_window = stream_window
+                for stream in self._streams.values():
+                    stream.window = _checked_window(stream.window + change)
                 self._send_blocked()
         self.flush()
 
@@ -206,20 +272,29 @@ class Output:
 
     def _send_blocked(self) -> None:
         for stream in list(self._blocked.values()):
-            while stream.pending and self._window > 0 and stream.window > 0:
-                data = stream.pending.popleft()
-                size = min(len(data), self._max_frame, self._window, stream.window)
-                self._add_frame(stream, data[:size])
-                if size < len(data):
-                    stream.pending.appendleft(data[size:])
-            if not stream.pending:
-                del self._blocked[stream.id]
-                if stream.trailers is not None:
-                    self._end(stream, stream.trailers)
+            if self._window <= 0:
+                return
+            self._send_pending(stream)
+
+    def _send_pending(self, stream: Stream) -> None:
+        while stream.pending and self._window > 0 and stream.window > 0:
+            data = stream.pending.popleft()
+            size = min(len(data), self._max_frame, self._window, stream.window)
+            self._add_frame(stream, data[:size])
+            stream.unsent_bytes -= size
+            if size < len(data):
+                stream.pending.appendleft(data[size:])
+        if not stream.pending:
+            self._blocked.pop(stream.id, None)
+            if stream.trailers is not None:
+                self._end(stream, stream.trailers)
 
     def _end(self, stream: Stream, trailers: bytes) -> None:
-        if self._streams.pop(stream.id, None) is not None:
-            self._add(_header(len(trailers), HEADERS, END_HEADERS | END_STREAM, stream.id) + trailers)
+        if self._streams.pop(stream.id, None) is None:
+            return
+        self._add(_header(len(trailers), HEADERS, END_HEADERS | END_STREAM, stream.id) + trailers)
+        if not stream.has_ended:  # the peer need not send the rest
+            self._add(_header(4, RST_STREAM, 0, stream.id) + NO_ERROR.to_bytes(4, "big"))
 
 
 def _header(length: int, kind: int, flags: int, stream_id: int) -> bytes:

@@ -6,17 +6,31 @@ Messages pass as bytes; `session.py` and `wire.py` know what they mean.
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import logging
-import queue
+import secrets
 import sys
 import threading
 from concurrent.futures import Future
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
-from pathways_runtime.emulator.grpc_calls import Call, Listener, Messages, Unary
+from pathways_runtime import _contract
+from pathways_runtime.emulator.grpc_calls import (
+    Call,
+    Listener,
+    Unary,
+)
 from pathways_runtime.emulator.http2_output import Receiver
+from pathways_runtime.emulator.receivers import (
+    CHUNK_BYTES,
+    RefusedReceiver,
+    SessionReceiver,
+    StoreReceiver,
+    field_header,
+    send_data,
+)
 from pathways_runtime.emulator.slices import Slices, Topology
 from pathways_runtime.emulator.status import StatusError
 
@@ -27,12 +41,11 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 _SERVICE: Final = "/xla.ifrt.proxy.GrpcIfrtService/"
+_SESSION_METADATA: Final = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 _STORE_METADATA: Final = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
-_CHUNK_BYTES: Final = 1 << 20
+_MAX_SESSIONS: Final = 2048
+_SECRET_BITS: Final = 63
 _SWITCH_INTERVAL_S: Final = 0.0005
-# Answers that nobody waits for wait for one another: so many at most, and so long.
-_ANSWER_WITHIN_S: Final = 0.002
-_ANSWERS_TOGETHER: Final = 32
 
 
 def start_server(
@@ -42,14 +55,15 @@ def start_server(
     host: str = "127.0.0.1",
     port: int = 0,
     platform: str = "cpu",
-    token: str | None = None,
+    token: str = "",
 ) -> Server:
     """A server that listens, on `Server.port` where `port` is 0.
 
     Clients are answered once jax has started and every slice of `topology` has been up.
 
-    `platform` is `device.platform` in the client. With a `token`, each call needs it as `authorization: Bearer TOKEN`.
-    OSError where the port is taken. One server in a process, since jax has one set of CPU devices.
+    `platform` is `device.platform` in the client. With a `token`, a session needs it in its initialization data, and
+    all else needs the id of a session. OSError where the port is taken. One server in a process, since jax has one set
+    of CPU devices.
     """
     return Server(topology, slices, host, port, platform, token)
 
@@ -57,13 +71,11 @@ def start_server(
 class Server:
     """See `start_server`."""
 
-    def __init__(
-        self, topology: Topology, slices: Slices, host: str, port: int, platform: str, token: str | None
-    ) -> None:
+    def __init__(self, topology: Topology, slices: Slices, host: str, port: int, platform: str, token: str) -> None:
         # A thread that has waited for the network takes its turn soon, while others compute.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        self._core: Future[_Core] = Future()
-        self._listener = Listener(host, port, _Service(self._core).methods, token)
+        self._core: Future[Core] = Future()
+        self._listener = Listener(host, port, _Service(self._core, token).methods)
         self.port = self._listener.port
         starter = threading.Thread(target=self._start_core, args=(topology, slices, platform), daemon=True)
         starter.start()
@@ -79,7 +91,7 @@ class Server:
 
     def _start_core(self, topology: Topology, slices: Slices, platform: str) -> None:
         try:
-            core = _Core(topology, slices, platform)
+            core = Core(topology, slices, platform)
         except BaseException as error:
             _log.critical("the engine did not start", exc_info=error)
             self._core.set_exception(error)
@@ -90,7 +102,7 @@ class Server:
             self._core.set_result(core)
 
 
-class _Core:
+class Core:
     """What needs jax: the engine, the schema, and the sessions. Importing it takes a second or two."""
 
     def __init__(self, topology: Topology, slices: Slices, platform: str) -> None:
@@ -106,20 +118,23 @@ class _Core:
 
     def open(self, call: Call) -> Session:
         """A new session that answers through `call`."""
-        session: Session = self.session_module.Session(self.engine, self._new_id(), call.send)
-        self.sessions[session.id] = session
+        if len(self.sessions) >= _MAX_SESSIONS:
+            raise StatusError("RESOURCE_EXHAUSTED", f"there are {_MAX_SESSIONS} sessions already")
+        secret_id = secrets.randbits(_SECRET_BITS)
+        session: Session = self.session_module.Session(self.engine, self._new_id(), secret_id, call.send)
+        self.sessions[secret_id] = session
         return session
 
     def close(self, session: Session) -> None:
         """Lets go of a session and all that it holds."""
-        self.sessions.pop(session.id, None)
+        self.sessions.pop(session.secret_id, None)
         session.close()
 
-    def session(self, session_id: int) -> Session:
+    def session(self, secret_id: int) -> Session:
         """The session of this id. StatusError where there is none."""
-        session = self.sessions.get(session_id)
+        session = self.sessions.get(secret_id)
         if session is None:
-            raise StatusError("NOT_FOUND", f"there is no session {session_id}")
+            raise StatusError("NOT_FOUND", "there is no session with this id")
         return session
 
     def parse(self, message: Any, raw: bytes) -> Any:
@@ -133,8 +148,9 @@ class _Core:
 class _Service:
     """The protocol's methods. Each waits for the engine."""
 
-    def __init__(self, core: Future[_Core]) -> None:
+    def __init__(self, core: Future[Core], token: str) -> None:
         self._future = core
+        self._token = token.encode()
         self.methods = {
             _SERVICE + "GetVersion": lambda call: Unary(call, self._get_version),
             _SERVICE + "IfrtSession": self._session,
@@ -144,7 +160,7 @@ class _Service:
         }
 
     @property
-    def _core(self) -> _Core:
+    def _core(self) -> Core:
         try:
             return self._future.result()
         except BaseException as error:
@@ -160,24 +176,36 @@ class _Service:
         return serialized
 
     def _session(self, call: Call) -> Receiver:
-        return _SessionReceiver(self._core, call)
+        core = self._core
+        metadata = core.parse(core.wire.SessionMetadata, call.metadata(_SESSION_METADATA) or b"")
+        said = core.wire.read_token(metadata)
+        if self._token and not hmac.compare_digest(said, self._token):
+            problem = "has the wrong token" if said else "has no token"
+            message = f"this server asks for a token, and the client {problem}: set {_contract.PROXY_TOKEN} to it"
+            return RefusedReceiver(core, call, StatusError("UNAUTHENTICATED", message))
+        receiver = SessionReceiver(core, call)
+        call.trust()
+        receiver.start()
+        return receiver
 
     def _store(self, call: Call) -> Receiver:
         core = self._core
         metadata = core.parse(core.wire.StoreMetadata, call.metadata(_STORE_METADATA) or b"")
         session = core.session(metadata.session_id)
-        return _StoreReceiver(core, call, session, metadata.handle, metadata.buffer_size)
+        call.trust()
+        return StoreReceiver(core, call, session, metadata.handle, metadata.buffer_size)
 
     def _lookup(self, call: Call) -> Receiver:
         def respond(raw: bytes) -> bytes:
             core = self._core
             request = core.parse(core.wire.LookupRequest, raw)
             data = memoryview(core.session(request.session_id).host_buffers.get(request.handle))
-            last = max(len(data) - 1, 0) // _CHUNK_BYTES * _CHUNK_BYTES
-            for offset in range(0, last, _CHUNK_BYTES):
-                _send_data(call, data[offset : offset + _CHUNK_BYTES])
+            call.trust()
+            last = max(len(data) - 1, 0) // CHUNK_BYTES * CHUNK_BYTES
+            for offset in range(0, last, CHUNK_BYTES):
+                send_data(call, data[offset : offset + CHUNK_BYTES])
             # Even an empty buffer is one message.
-            return _field_header(len(data) - last) + bytes(data[last:])
+            return field_header(len(data) - last) + bytes(data[last:])
 
         return Unary(call, respond)
 
@@ -186,162 +214,3 @@ class _Service:
         request = core.parse(core.wire.DeleteRequest, raw)
         core.session(request.session_id).host_buffers.delete(request.handle)
         return b""
-
-
-class _SessionReceiver:
-    """Hands a session's requests to its thread, which takes them in order."""
-
-    def __init__(self, core: _Core, call: Call) -> None:
-        self._core = core
-        self._call = call
-        self._session = core.open(call)
-        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._messages = Messages(self._requests.put)
-        call.begin()
-        call.flush()
-        threading.Thread(target=self._work, name=f"session-{self._session.id}", daemon=True).start()
-
-    def on_data(self, data: memoryview) -> None:
-        """Queues the requests in it."""
-        try:
-            self._messages.feed(data)
-        except StatusError as error:
-            self._call.finish(error)
-            self._requests.put(None)
-
-    def on_end(self) -> None:
-        """The client asks no more."""
-        self._requests.put(None)
-
-    def on_close(self) -> None:
-        """The client is gone: what waits for it must not."""
-        self._session.host_buffers.close()
-        self._requests.put(None)
-
-    def _work(self) -> None:
-        session = self._session
-        _log.info("session %d begins", session.id)
-        error: StatusError | None = None
-        try:
-            self._answer_all(session)
-        except self._core.session_module.MalformedError as failure:
-            error = StatusError("INVALID_ARGUMENT", str(failure))
-            _log.warning("session %d: %s", session.id, failure)
-        except Exception as failure:
-            error = StatusError.of(failure)
-            _log.exception("session %d ends by an error of the server", session.id)
-        self._core.close(session)
-        self._call.finish(error)
-        _log.info("session %d ends", session.id)
-
-    def _answer_all(self, session: Session) -> None:
-        requests, unsent, awaited = self._requests, 0, False
-        while True:
-            try:
-                request = requests.get(timeout=_ANSWER_WITHIN_S if unsent else None)
-            except queue.Empty:
-                self._call.flush()
-                unsent = 0
-                continue
-            if request is None:
-                return
-            awaited |= session.receive(request)
-            unsent += 1
-            if unsent >= _ANSWERS_TOGETHER or (awaited and requests.empty()):
-                self._call.flush()
-                unsent, awaited = 0, False
-
-
-class _StoreReceiver:
-    """Puts the data of a transfer where it will be used, without collecting its messages first."""
-
-    def __init__(self, core: _Core, call: Call, session: Session, handle: int, size_bytes: int) -> None:
-        self._call = call
-        self._session = session
-        self._handle = handle
-        try:
-            self._buffer = core.host_buffers.allocate(size_bytes)
-        except (MemoryError, ValueError) as error:
-            raise StatusError("RESOURCE_EXHAUSTED", f"a host buffer of {size_bytes} bytes: {error}") from error
-        self._view = memoryview(self._buffer)
-        self._filled = 0
-        self._header = bytearray()  # of a message, until it is complete
-        self._left = 0  # bytes of the present message that are still to come
-        self._has_ended = False
-
-    def on_data(self, data: memoryview) -> None:
-        """Copies what is data of the buffer."""
-        try:
-            while len(data) and not self._has_ended:
-                data = self._take_data(data) if self._left else self._take_header(data)
-        except StatusError as error:
-            self._end(error)
-
-    def on_end(self) -> None:
-        """The buffer is complete."""
-        if self._filled == len(self._view) and not self._left and not self._header:
-            self._end(None)
-        else:
-            message = f"{self._filled} bytes came of the {len(self._view)} announced"
-            self._end(StatusError("DATA_LOSS", message))
-
-    def on_close(self) -> None:
-        """Whoever waits for the buffer is told."""
-        self._session.host_buffers.fail(self._handle, StatusError("CANCELLED", "the transfer was cancelled"))
-
-    def _take_data(self, data: memoryview) -> memoryview:
-        count = min(self._left, len(data))
-        if self._filled + count > len(self._view):
-            raise StatusError("INVALID_ARGUMENT", f"more than the {len(self._view)} bytes announced")
-        self._view[self._filled : self._filled + count] = data[:count]
-        self._filled += count
-        self._left -= count
-        return data[count:]
-
-    def _take_header(self, data: memoryview) -> memoryview:
-        """gRPC's prefix, then the protocol buffer's: field 1, and how many bytes it has."""
-        self._header.append(data[0])
-        header = self._header
-        if len(header) == _GRPC_PREFIX_BYTES and not any(header):
-            header.clear()  # an empty message
-        elif len(header) == _GRPC_PREFIX_BYTES + 1 and header[-1] != _FIELD_1_BYTES:
-            raise StatusError("INVALID_ARGUMENT", "not a HostBufferStoreRequest")
-        elif len(header) > _GRPC_PREFIX_BYTES + 1 and header[-1] < 0x80:
-            self._left = _read_varint(header[_GRPC_PREFIX_BYTES + 1 :])
-            header.clear()
-        elif len(header) > _GRPC_PREFIX_BYTES + 10:
-            raise StatusError("INVALID_ARGUMENT", "not a HostBufferStoreRequest")
-        return data[1:]
-
-    def _end(self, error: StatusError | None) -> None:
-        if self._has_ended:
-            return
-        self._has_ended = True
-        if error is None:
-            self._session.host_buffers.store(self._handle, self._buffer)
-            self._call.send(b"", flush=False)
-        else:
-            self._session.host_buffers.fail(self._handle, error)
-        self._call.finish(error)
-
-
-_GRPC_PREFIX_BYTES: Final = 5
-_FIELD_1_BYTES: Final = 0x0A
-
-
-def _read_varint(encoded: bytearray) -> int:
-    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(encoded))
-
-
-def _send_data(call: Call, data: memoryview) -> None:
-    """A message with `bytes data = 1`, without a copy of the data."""
-    call.send_parts(_field_header(len(data)), data)
-
-
-def _field_header(size: int) -> bytes:
-    header = bytearray([_FIELD_1_BYTES])
-    while size > 0x7F:
-        header.append(size & 0x7F | 0x80)
-        size >>= 7
-    header.append(size)
-    return bytes(header)

@@ -41,11 +41,14 @@ class Session:
     """`receive` must be called from one thread. `send` is called from any, with a serialized response.
 
     What `receive` answers itself is sent with `flush=False`: the caller knows whether more answers follow at once.
+    `session_id` is its number in logs. `secret_id` is what the client calls it by, and must not be guessed: who knows
+    it can read and write the session's host buffers.
     """
 
-    def __init__(self, engine: Engine, session_id: int, send: Send) -> None:
+    def __init__(self, engine: Engine, session_id: int, secret_id: int, send: Send) -> None:
         self.engine = engine
         self.id = session_id
+        self.secret_id = secret_id
         self.arrays = ArrayTable(engine.health)
         self.programs: dict[int, Any] = {}
         self.futures: dict[int, Callable[[], None] | None] = {}
@@ -175,7 +178,7 @@ class _Responses:
 @handles("init", numbered=False)
 def _init(session: Session, request: Any, reply: Any) -> None:
     reply.CopyFrom(session.engine.init_response)
-    reply.session_id = session.id
+    reply.session_id = session.secret_id
 
 
 @handles("check_future")

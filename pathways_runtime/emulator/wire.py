@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from google.protobuf.message import DecodeError
 
+from pathways_runtime import _contract
 from pathways_runtime.emulator import schema
 from pathways_runtime.emulator.status import StatusError
 
@@ -239,6 +240,14 @@ def write_output(dtype: np.dtype[Any], shape: Sequence[int], sharding: Sharding)
     output.shape.dims.extend(shape)
     write_sharding(output.sharding, sharding)
     return output
+
+
+def read_token(metadata: Any) -> bytes:
+    """The token in the metadata of a session, where `pathways_runtime.initialize()` puts it; b"" for none."""
+    if "initialization_data" not in metadata.DESCRIPTOR.fields_by_name:
+        return b""
+    token: bytes = metadata.initialization_data.attributes[_contract.TOKEN_ATTRIBUTE].string_value
+    return token
 
 
 def write_status(message: Any, error: StatusError) -> None:

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from pathways_runtime.emulator.http2_output import DATA, FRAME_HEADER, HEADERS, SETTINGS, Output, ProtocolError, Stream
+from pathways_runtime.emulator.http2_output import (
+    DATA,
+    FRAME_HEADER,
+    HEADERS,
+    RST_STREAM,
+    SETTINGS,
+    Output,
+    ProtocolError,
+    Stream,
+)
 
 
 class Pair:
@@ -22,6 +31,7 @@ class Pair:
 
     def open(self, stream_id: int) -> Stream:
         stream = Stream(self.output, stream_id, [])
+        stream.has_ended = True
         self.output.open(stream)
         return stream
 
@@ -99,6 +109,13 @@ def test_the_end_comes_behind_data_that_waits(pair: Pair) -> None:
     pair.output.widen(1, 10)
     assert [(kind, payload) for kind, _, payload in pair.received()] == [(DATA, b"x" * 5), (HEADERS, b"trailers")]
     assert not pair.streams
+
+
+def test_a_request_that_is_answered_early_need_not_be_sent_on(pair: Pair) -> None:
+    stream = pair.open(1)
+    stream.has_ended = False
+    stream.end(b"trailers")
+    assert [kind for kind, _, _ in pair.received()] == [HEADERS, RST_STREAM]
 
 
 def test_a_smaller_window_stops_a_stream_that_has_used_more(pair: Pair) -> None:
