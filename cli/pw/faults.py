@@ -37,21 +37,27 @@ class Fault:
             raise SpecError(f"a slice cannot hang for {self.for_s} s: want 1s or more")
 
 
-def check(status: JobStatus, faults: Sequence[Fault]) -> None:
+def check_all(status: JobStatus, faults: Sequence[Fault]) -> None:
     """Raises SpecError for faults that cannot happen to the job now."""
     if status.state.final:
         raise SpecError(f"job {status.ref.name!r} is {status.state}: only a job that runs can have a fault")
     states = {slice.index: slice.state for slice in status.slices}
     seen: set[int] = set()
     for fault in faults:
-        if fault.slice not in states:
-            known = f"has slices 0 to {len(states) - 1}" if states else "has no slices yet"
-            raise SpecError(f"job {status.ref.name!r} has no slice {fault.slice}: it {known}", hints=_look(status))
+        check_slice(status, fault)
         if fault.slice in seen:
             raise SpecError(f"slice {fault.slice} is named twice: one fault at a time")
         seen.add(fault.slice)
         if problem := refusal(states[fault.slice], fault):
             raise SpecError(f"job {status.ref.name!r}: {problem}", hints=_look(status))
+
+
+def check_slice(status: JobStatus, fault: Fault) -> None:
+    """Raises SpecError for a slice that the job does not have."""
+    count = len(status.slices)
+    if fault.slice not in range(count):
+        known = f"has slices 0 to {count - 1}" if count else "has no slices yet"
+        raise SpecError(f"job {status.ref.name!r} has no slice {fault.slice}: it {known}", hints=_look(status))
 
 
 def refusal(state: str, fault: Fault) -> str:

@@ -13,14 +13,15 @@ A job is given as a JobRef, as the text of one, by its name alone, or as None fo
 from __future__ import annotations
 
 import builtins
+import time
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from pathways_runtime import _contract
 from pw.backends import Backend
-from pw.errors import JobFailedError, JobNotFoundError
-from pw.faults import Fault
-from pw.faults import check as check_faults
+from pw.errors import JobFailedError, JobNotFoundError, PwError, SpecError
+from pw.faults import Fault, check_all, check_slice
+from pw.scenario import Scenario
 from pw.specs import JobSpec, Plan
 from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
 
@@ -93,10 +94,36 @@ def inject(backend: Backend, faults: Sequence[Fault], job: Job = None) -> JobRef
     """Lets slices of a running job have these faults, one after the other; all are checked before the first. Raises
     SpecError for one that cannot happen to the job now."""
     ref = find(backend, job)
-    check_faults(backend.get(ref), faults)
+    check_all(backend.get(ref), faults)
     for fault in faults:
         backend.inject(ref, fault)
     return ref
+
+
+def play(
+    backend: Backend, scenario: Scenario, job: Job = None, *, sleep: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[Fault, str]]:
+    """Lets slices of a running job have the faults of a scenario, in its own time. Gives each as it happens, with ""
+    or with why it was left out, as one of a slice that is still down from the last.
+
+    Raises SpecError, before the first, for a slice that the job does not have, and PwError when the job ends meanwhile.
+    """
+    ref = find(backend, job)
+    status = backend.get(ref)
+    planned = scenario.faults(max(len(status.slices), 1))
+    for _, fault in planned:
+        check_slice(status, fault)
+    for number, (after_s, fault) in enumerate(planned, 1):
+        sleep(after_s)
+        state = backend.get(ref).state
+        if state.final:
+            raise PwError(f"job {ref.name!r} is {state}: it ended before fault {number} of {len(planned)}")
+        try:
+            inject(backend, [fault], ref)
+        except SpecError as exc:
+            yield fault, exc.message
+        else:
+            yield fault, ""
 
 
 def check(backend: Backend, status: JobStatus, *, tail: int = 20) -> None:

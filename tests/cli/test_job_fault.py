@@ -41,8 +41,11 @@ def test_slices_crash_and_the_command_says_which(run_pw: RunPw, home: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--slice", "0"], "missing option '--kind'"),
-        (["--kind", "crash"], "missing option '--slice'"),
+        ([], "missing: --slice, --kind (or --scenario)"),
+        (["--slice", "0"], "missing: --kind (or --scenario)"),
+        (["--kind", "crash"], "missing: --slice (or --scenario)"),
+        (["--scenario", "none.yaml"], "'none.yaml' cannot be read"),
+        (["--scenario", "none.yaml", "--for", "3s"], "--scenario and --for contradict each other"),
         (["--slice", "-1", "--kind", "crash"], "--slice"),
         (["--slice", "x", "--kind", "crash"], "--slice"),
         (["--slice", "0", "--kind", "preempt"], "fault 'preempt' is not supported yet: want crash or hang"),

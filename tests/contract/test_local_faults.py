@@ -19,8 +19,9 @@ from pw.backends.local import LocalBackend, inbox
 from pw.backends.local.events import watch
 from pw.backends.local.state import JobDir
 from pw.config import Settings
-from pw.errors import BackendError, SpecError
+from pw.errors import BackendError, PwError, SpecError
 from pw.faults import CRASH, HANG, Fault
+from pw.scenario import Scenario, Step
 from pw.status import JobRef, JobState, LogQuery
 
 Saw = Callable[..., str]
@@ -33,6 +34,7 @@ from pathlib import Path
 from pw.backends.local import LocalBackend
 from pw.config import Settings
 from pw.faults import Fault
+from pw.scenario import Scenario, Step
 from pw.status import JobRef
 LocalBackend(Settings(state_dir=Path(sys.argv[1]))).inject(JobRef("local", "job"), Fault("hang", 0, 1))
 os.kill(os.getpid(), signal.SIGKILL)
@@ -180,3 +182,35 @@ def test_a_controller_that_is_killed_meanwhile_is_said(local: LocalBackend, ref:
             with pytest.raises(BackendError, match="ended before slice 0 could crash"):
                 asked.result(timeout=60)
     assert os.listdir(folder / "faults") == []
+
+
+def test_a_scenario_goes_on_where_a_slice_cannot_have_its_fault(local: LocalBackend, ref: JobRef, until: Until) -> None:
+    waits: list[float] = []
+
+    def sleep(time_s: float) -> None:
+        waits.append(time_s)
+
+    steps = (Step(5, HANG, 0, None), Step(7, HANG, 0, None), Step(9, CRASH, None, None))
+    done = list(jobs.play(local, Scenario(0, steps), ref, sleep=sleep))
+    assert waits == [5, 7, 9]
+    assert [(fault.kind, problem.partition(": ")[2]) for fault, problem in done] == [
+        (HANG, ""),
+        (HANG, "slice 0 is hung: a hang needs one that is ready"),
+        (CRASH, ""),
+    ]
+    assert done[2][0].slice in (0, 1)
+
+
+def test_a_scenario_for_a_slice_that_is_not_there_does_nothing(local: LocalBackend, ref: JobRef) -> None:
+    steps = (Step(0, HANG, 0, None), Step(0, HANG, 2, None))
+    with pytest.raises(SpecError, match="no slice 2"):
+        list(jobs.play(local, Scenario(0, steps), ref))
+    assert states(local, ref) == ["ready", "ready"]
+
+
+def test_a_scenario_ends_with_its_job(local: LocalBackend, ref: JobRef) -> None:
+    played = jobs.play(local, Scenario(0, (Step(0, HANG, 0, None), Step(0, CRASH, 1, None))), ref)
+    next(played)
+    local.cancel(ref)
+    with pytest.raises(PwError, match="is Cancelled: it ended before fault 2 of 2"):
+        next(played)

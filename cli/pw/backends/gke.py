@@ -24,8 +24,7 @@ from pw.errors import (
     SpecError,
     WaitTimeoutError,
 )
-from pw.faults import CRASH, Fault
-from pw.faults import check as check_faults
+from pw.faults import CRASH, Fault, check_all
 from pw.kube import ApiError, Json, Kube, connect, path_segment
 from pw.kube_watch import Watch
 from pw.render import QUEUE_LABEL
@@ -128,7 +127,7 @@ class GkeBackend:
         kube = self._kube(ref)
         jobset = self._jobset(kube, ref)
         pods, _ = kube.list(pods_path(kube), labelSelector=gke_status.pod_selector(ref.name))
-        check_faults(job_status(_ref(kube, ref.name), jobset, pods), [fault])
+        check_all(job_status(_ref(kube, ref.name), jobset, pods), [fault])
         for pod in gke_status.pods_of_slice(pods, fault.slice):
             _delete_object(kube, f"{pods_path(kube)}/{path_segment(pod['metadata']['name'])}", grace_s=0)
 

@@ -171,7 +171,7 @@ class LocalBackend:
         with _translated(ref.name):
             job = self._find(ref)
             with _watching(job) as watch:
-                faults.check(_status(job), [fault])
+                faults.check_all(_status(job), [fault])
                 if watch is None:
                     raise BackendError(f"job {ref.name!r} has just ended")
                 inbox.send(job, fault, watch)
