@@ -28,12 +28,19 @@ def dry(command: list[str]) -> list[str]:
     return [*words[:2], "--dry-run", *words[2:]]
 
 
+def block(beginning: str) -> str:
+    """The YAML of README that begins so."""
+    blocks: list[str] = re.findall(r"^```yaml\n(.*?)^```", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return next(text for text in blocks if text.startswith(beginning))
+
+
 def test_readme_has_commands() -> None:
     assert len([command for command in commands() if command[:2] == ["job", "submit"]]) >= 4
 
 
 def test_every_command_of_readme_is_understood(run_pw: RunPw, home: Path) -> None:
     (home / "job.env").write_text("A=1\n")
+    (home / "faults.yaml").write_text(block("seed:"))
     for command in commands():
         result = run_pw(*dry(command))
         missing = result.code == 1 and "job 'digits'" in result.err

@@ -15,6 +15,7 @@ from pathways_runtime import _contract
 from pw.backends.local import LocalBackend
 from pw.backends.local.processes import LOCAL_CONTAINER
 from pw.errors import BackendError, SpecError
+from pw.faults import HANG, Fault
 from pw.specs import JobSpec
 from pw.status import JobState, LogQuery, PodStatus
 
@@ -59,6 +60,20 @@ def test_a_job_finds_its_servers_and_a_lost_worker_returns(
     local.cancel(ref)
     with pytest.raises(BackendError, match="is Cancelled"), local.connect(ref, _contract.PROXY_PORT):
         pass
+
+
+def test_a_slice_that_hangs_longer_than_its_heartbeat_is_lost_and_returns(
+    local: LocalBackend, until: Callable[..., None]
+) -> None:
+    flag = "--heartbeat_timeout_s=1"
+    spec = JobSpec(name="hung", compute_type="v6e:1x1", pathways_headless=True, pathways_server_args=(flag,))
+    ref = local.submit(local.plan(spec))
+    until(local, ref, lambda status: status.slices[0].state == "ready")
+    local.inject(ref, Fault(HANG, 0, 4))
+    query = LogQuery(follow=True, container=_contract.RESOURCE_MANAGER_CONTAINER)
+    assert any("slice 0 is down: host 0 is lost: no word for 1 s" in line.text for line in local.logs(ref, query))
+    assert local.get(ref).slices[0].state == "hung"
+    until(local, ref, lambda status: (status.slices[0].state, status.slices[0].restarts) == ("ready", 1))
 
 
 def test_no_worker_of_a_job_that_has_succeeded_is_shown_as_failed(local: LocalBackend) -> None:
