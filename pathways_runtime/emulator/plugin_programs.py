@@ -1,4 +1,4 @@
-"""Programs that Pathways itself runs: arrays to and from files, and resharding (`jax.extend.ifrt_programs`).
+"""Programs that Pathways itself runs: arrays to and from files, resharding, profiles (`jax.extend.ifrt_programs`).
 
 The program is JSON behind a marker. Its names are those that pathwaysutils 0.1.13 writes.
 """
@@ -9,14 +9,15 @@ import base64
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from pathways_runtime.emulator import persistence, wire
 from pathways_runtime.emulator.arrays import Array, put
+from pathways_runtime.emulator.profiles import Profile
 from pathways_runtime.emulator.status import StatusError
+from pathways_runtime.emulator.storage import Place
 from pathways_runtime.emulator.transfers import reshard
 
 if TYPE_CHECKING:
@@ -95,17 +96,17 @@ class Write(PluginProgram):
 
     def __init__(self, engine: Engine, requests: Sequence[Mapping[str, Any]]) -> None:
         super().__init__(engine, "persistence_write", _devices(requests[0]))
-        self._paths = [_path(request) for request in requests]
+        self._places = [_place(request) for request in requests]
 
     def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
         """Fetches the arguments at once, and writes them in the background: ([], a token of the last write)."""
-        if len(arguments) != len(self._paths):
-            raise StatusError("INVALID_ARGUMENT", f"{len(arguments)} arrays to write to {len(self._paths)} files")
+        if len(arguments) != len(self._places):
+            raise StatusError("INVALID_ARGUMENT", f"{len(arguments)} arrays to write to {len(self._places)} files")
         # What is fetched here is what is written, whatever the program does to the arrays next.
         values = [_values(argument) for argument in arguments]
         chunks = [argument.placement.shard_shape(argument.shape) for argument in arguments]
         return [], _Token(
-            [_WRITERS.submit(persistence.write, *item) for item in zip(self._paths, values, chunks, strict=True)]
+            [_WRITERS.submit(persistence.write, *item) for item in zip(self._places, values, chunks, strict=True)]
         )
 
 
@@ -115,16 +116,16 @@ class Read(PluginProgram):
     def __init__(self, engine: Engine, requests: Sequence[Mapping[str, Any]]) -> None:
         outputs = [_read_output(request) for request in requests]
         super().__init__(engine, "persistence_read", outputs[0][2].devices, outputs)
-        self._paths = [_path(request) for request in requests]
+        self._places = [_place(request) for request in requests]
 
     def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
         """Reads the files: (outputs, None)."""
-        return [self._read(path, *output) for path, output in zip(self._paths, self._outputs, strict=True)], None
+        return [self._read(place, *output) for place, output in zip(self._places, self._outputs, strict=True)], None
 
-    def _read(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], sharding: wire.Sharding) -> Array:
+    def _read(self, place: Place, dtype: np.dtype[Any], shape: tuple[int, ...], sharding: wire.Sharding) -> Array:
         placement = self._engine.placement(sharding, shape)
         stamp = self._engine.health.stamp(placement.slices)
-        whole = persistence.read(path, dtype, shape)
+        whole = persistence.read(place, dtype, shape)
         return put([whole[index] for index in placement.indices(shape)], dtype, shape, placement, stamp)
 
 
@@ -152,6 +153,33 @@ class Reshard(PluginProgram):
         return results, None
 
 
+class Profiling(PluginProgram):
+    """Starts a profile when it runs, and ends it when it runs again."""
+
+    def __init__(self, engine: Engine, request: Mapping[str, Any]) -> None:
+        device = (engine.topology.devices[0].id,)
+        # Only who asks with these options wants to be told where the profile goes.
+        where = [(wire.STRING, (1,), wire.Sharding(device))] if "xprofTraceOptions" in request else []
+        super().__init__(engine, "profile", device, where)
+        self._profile = Profile(request)
+        self._is_started = False
+
+    def launch(self, arguments: Sequence[Array], kept: Sequence[int], wants_token: bool) -> tuple[list[Array], Any]:
+        """Starts, or ends in the background: (an array with the folder's name, None or a token of the file)."""
+        token = None
+        if self._is_started:
+            token = _Token([_WRITERS.submit(self._profile.stop)])
+        else:
+            self._profile.start()
+        self._is_started = not self._is_started
+        folder = str(self._profile.folder).encode()
+        # Of no slice: a profile is ended after the loss of one, too.
+        return [
+            put([(folder,)], dtype, shape, self._engine.placement(sharding, shape), ())
+            for dtype, shape, sharding in self._outputs
+        ], token
+
+
 class _Token:
     """Becomes ready when all files are written."""
 
@@ -170,6 +198,7 @@ _KINDS: Final[dict[str, Callable[[Engine, Any], PluginProgram]]] = {
     "persistenceReadRequest": lambda engine, body: Read(engine, [body]),
     "bulk_persistence_read_request": lambda engine, body: Read(engine, body["read_requests"]),
     "reshardRequest": Reshard,
+    "profileRequest": Profiling,
 }
 
 
@@ -193,6 +222,6 @@ def _read_output(request: Mapping[str, Any]) -> tuple[np.dtype[Any], tuple[int, 
     return wire.named_dtype(request["shape"]["xla_primitive_type_str"]), shape, sharding
 
 
-def _path(request: Mapping[str, Any]) -> Path:
+def _place(request: Mapping[str, Any]) -> Place:
     folder, name = (base64.b64decode(request[key]).decode() for key in ("b64_location", "b64_name"))
-    return persistence.path_of(folder, name)
+    return Place.parse(folder) / name
