@@ -48,6 +48,7 @@ _SIZES: Final = {frames.PRIORITY: 5, frames.RST_STREAM: 4, frames.PING: 8, frame
 _OF_THE_CONNECTION: Final = frozenset({frames.SETTINGS, frames.PING, frames.GOAWAY})
 # A time-out of 0 would mean: do not wait.
 _LEAST_PATIENCE_S: Final = 0.001
+_LINGER_S: Final = 1.0
 
 
 class Connection:
@@ -114,6 +115,14 @@ class Connection:
     def _say_goodbye(self, code: int) -> None:
         self._output.release()
         self._send(frames.GOAWAY, 0, 0, struct.pack(">II", self._last_stream, code))
+        # A socket that is closed with bytes unread resets the connection, and the peer would not hear why.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + _LINGER_S
+            while (left := deadline - time.monotonic()) > 0:
+                self._socket.settimeout(left)
+                if not self._socket.recv(_MAX_CONTROL_FRAME):
+                    return
 
     def _greet(self) -> None:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
