@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psutil
@@ -27,7 +28,8 @@ from pw.status import JobRef, JobState, LogQuery
 Saw = Callable[..., str]
 Until = Callable[..., None]
 
-SLEEPER = "echo pid $$; exec sleep 600"
+# Says pong to each SIGUSR1.
+HOST = "trap 'echo pong' USR1; echo pid $$; while true; do sleep 600 & wait; done"
 KILLED_COMMAND = """
 import os, signal, sys
 from pathlib import Path
@@ -43,8 +45,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.fixture
 def ref(local: LocalBackend, make: Any, until: Until) -> JobRef:
-    """A job of two slices of two hosts, all ready; each host is a process that sleeps."""
-    workers = make.job(make.sh(SLEEPER), name="worker", policy="OnFailure", replicas=2, hosts=2, backoffLimit=100)
+    """A job of two slices of two hosts, all ready; each host is a shell."""
+    workers = make.job(make.sh(HOST), name="worker", policy="OnFailure", replicas=2, hosts=2, backoffLimit=100)
     ref = local.submit(make.jobset(make.job(make.sh("exec sleep 600"), name="head"), workers))
     until(local, ref, lambda status: states(local, ref) == ["ready", "ready"])
     return ref
@@ -72,11 +74,14 @@ def test_a_crash_takes_every_host_of_its_slice_and_no_other(local: LocalBackend,
 
 def test_what_hangs_goes_on_when_its_time_is_over(local: LocalBackend, ref: JobRef, until: Until) -> None:
     hosts = processes(local, ref, 1)
+    began = datetime.now(UTC)
     jobs.inject(local, [Fault(HANG, 1, 1)], ref)
     assert states(local, ref) == ["ready", "hung"]
-    assert {process.status() for process in hosts} == {psutil.STATUS_STOPPED}
+    for process in hosts:
+        process.send_signal(signal.SIGUSR1)
+    pongs = (line for line in local.logs(ref, LogQuery(follow=True, slice=1)) if line.text == "pong")
+    assert all(next(pongs).time >= began + timedelta(seconds=1) for _ in hosts)
     until(local, ref, lambda status: states(local, ref) == ["ready", "ready"])
-    assert psutil.STATUS_STOPPED not in {process.status() for process in hosts}
     assert [slice.restarts for slice in local.get(ref).slices] == [0, 0]
 
 
