@@ -247,12 +247,13 @@ class Listener:
         while not self._closed.is_set():
             try:
                 peer, _ = self._socket.accept()
-            except OSError as error:
-                # Out of descriptors or memory, or the peer is gone already: the next one may fare better.
+            except ConnectionAbortedError:  # the peer was faster
+                continue
+            except OSError as error:  # out of descriptors or memory, unless it was `close`
                 if not self._closed.is_set():
                     _log.warning("a connection could not be accepted: %s", error)
-                    self._make_room()
-                    self._closed.wait(_RETRY_S)
+                    if not self._make_room():
+                        self._closed.wait(_RETRY_S)
                 continue
             self._serve(peer)
 
