@@ -6,16 +6,19 @@ Importing this module imports jax. `start_cpu_backend` must come before anything
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
 import jax
 import numpy as np
-from jax._src import sharding_impls, xla_bridge
+from jax._src import compiler, sharding_impls, xla_bridge
+from jax.extend import ifrt_programs
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy, stablehlo
+
+from pathways_runtime import _callback_messages
 
 # jax 0.8 and 0.9 have in `_jax` what jax 0.10 has in `_hlo`.
 _hlo: Final = import_module("jaxlib._hlo") if importlib.util.find_spec("jaxlib._hlo") else _jax
@@ -125,10 +128,24 @@ def result_handler(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: Any) 
     return xla_client.array_result_handler(ShapedArray(shape, dtype), sharding, True, **_UNCHECKED)
 
 
-def compile_program(client: Any, program: bytes, devices: Sequence[Any], options: bytes) -> Any:
-    """A loaded executable of a StableHLO portable artifact and a serialized `xla.CompileOptionsProto`."""
+def compile_program(
+    client: Any,
+    program: bytes,
+    devices: Sequence[Any],
+    options: bytes,
+    host_callbacks: Sequence[Callable[..., tuple[Any, ...]]] = (),
+) -> Any:
+    """A loaded executable of a StableHLO portable artifact and a serialized `xla.CompileOptionsProto`.
+
+    It keeps the callbacks, which take and return numpy arrays (None for a token), in the program's order.
+    """
     parsed = xla_client.CompileOptions.ParseFromString(options)
-    return client.compile_and_load(program, _jax.DeviceList(tuple(devices)), parsed)
+    device_list = _jax.DeviceList(tuple(devices))
+    if not host_callbacks:
+        return client.compile_and_load(program, device_list, parsed)
+    with ir.Context() as context:
+        module = parse_program(context, program)
+        return client.compile_and_load(module, device_list, parsed, host_callbacks=list(host_callbacks))
 
 
 def default_compile_options() -> bytes:
@@ -171,3 +188,46 @@ def output_memory_kinds(executable: Any, count: int) -> list[str]:
     except jax.errors.JaxRuntimeError:
         kinds = []
     return list(kinds[0]) if kinds else ["device"] * count
+
+
+def route_callbacks(is_ours: Callable[[Any], bool], offer: Callable[[Sequence[Callable[..., Any]]], str]) -> None:
+    """Has JAX compile for the clients that are ours without host callbacks, for the life of the process.
+
+    What `offer` says of them becomes an attribute of the program.
+    """
+    compile_ = compiler.backend_compile_and_load
+
+    def compile_and_load(backend: Any, module: Any, devices: Any, options: Any, host_callbacks: Sequence[Any]) -> Any:
+        if not host_callbacks or not is_ours(backend):
+            return compile_(backend, module, devices, options, host_callbacks)
+        attributes = module.operation.attributes
+        attributes[_callback_messages.ATTRIBUTE] = ir.StringAttr.get(offer(host_callbacks), module.context)
+        try:
+            return compile_(backend, module, devices, options, [])
+        finally:
+            del attributes[_callback_messages.ATTRIBUTE]
+
+    compiler.backend_compile_and_load = compile_and_load
+
+
+class PluginProgram:
+    """A program that the server itself runs, of a client of its own that JAX need not know."""
+
+    def __init__(self, client: Any, text: str) -> None:
+        programs = ifrt_programs.ifrt_programs
+        program = programs.make_plugin_program(text)
+        self._executable = client.compile_ifrt_program(program, programs.make_plugin_compile_options())
+        self._device = client.devices()[0]
+        self._sharding = single_device_sharding(self._device, None)
+
+    def receive(self) -> str:
+        """Runs it, and waits for the one string that is its result."""
+        handler = result_handler((1,), np.dtypes.StringDType(), self._sharding)
+        [array] = self._executable.execute_sharded([]).consume_with_handlers([handler])
+        return str(np.asarray(array)[0])
+
+    def send(self, value: np.ndarray[Any, np.dtype[Any]]) -> None:
+        """Runs it with this argument."""
+        self._executable.execute_sharded(
+            [put_shards(value.shape, value.dtype, self._sharding, [value], [self._device])]
+        )

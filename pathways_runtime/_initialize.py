@@ -60,6 +60,8 @@ def initialize() -> bool:
     Raises `VersionMismatchError` when client and server share no protocol version, and `PathwaysError` when it is
     called too late, when the target is missing, malformed or unreachable, and when the time-out is not a number.
     """
+    from pathways_runtime import _callbacks
+
     global _initialized
     with _lock:
         if _initialized:
@@ -69,7 +71,9 @@ def initialize() -> bool:
             return False
         _warn_of_another_default()
         if not _proxy_is_in_use():
-            _register(target=_target(), timeout_s=_connection_timeout_s())
+            target, timeout_s = _target(), _connection_timeout_s()
+            _register(target, timeout_s)
+            _callbacks.install(functools.partial(_connect, target, timeout_s))
         _jax_config().update("jax_enable_compilation_cache", False)
         atexit.register(_end_quietly)
         _initialized = True

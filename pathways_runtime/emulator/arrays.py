@@ -22,6 +22,10 @@ class Strings:
     def __init__(self, shards: Sequence[tuple[bytes, ...]]) -> None:
         self.shards = list(shards)
 
+    def part(self, index: int) -> Strings:
+        """That shard by itself."""
+        return Strings([self.shards[index]])
+
     def is_ready(self) -> bool:
         """True: strings are never computed."""
         return True
@@ -91,6 +95,14 @@ class Array:
         if isinstance(value, Strings):
             return value.shards
         return [value] if len(self.placement.devices) == 1 else _compat.disassemble(value)
+
+    def parts(self, indices: Iterable[int]) -> list[Any]:
+        """The value of an array for each of these devices alone, shared with this one."""
+        value = self.check()
+        if isinstance(value, Strings):
+            return [value.part(index) for index in indices]
+        shards = self.shards()
+        return [shards[index] for index in indices]
 
 
 def assemble(

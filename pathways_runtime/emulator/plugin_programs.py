@@ -36,9 +36,9 @@ def compile_plugin(engine: Engine, program: bytes, options: bytes) -> Any:
         [(name, body)] = request.items()
     except (ValueError, AttributeError) as error:
         raise StatusError("INVALID_ARGUMENT", f"a plugin program is JSON with one key: {error}") from error
-    make = _KINDS.get(name)
+    make = KINDS.get(name)
     if make is None:
-        known = ", ".join(sorted(_KINDS))
+        known = ", ".join(sorted(KINDS))
         raise StatusError("UNIMPLEMENTED", f"plugin program {name!r} is not supported; known: {known}")
     try:
         return make(engine, body)
@@ -192,7 +192,7 @@ class _Token:
             write.result()
 
 
-_KINDS: Final[dict[str, Callable[[Engine, Any], PluginProgram]]] = {
+KINDS: Final[dict[str, Callable[[Engine, Any], PluginProgram]]] = {
     "persistenceWriteRequest": lambda engine, body: Write(engine, [body]),
     "bulk_persistence_write_request": lambda engine, body: Write(engine, body["write_requests"]),
     "persistenceReadRequest": lambda engine, body: Read(engine, [body]),

@@ -8,7 +8,7 @@ import numpy as np
 
 from pathways_runtime import _compat
 from pathways_runtime.emulator import wire
-from pathways_runtime.emulator.arrays import Array, Strings, assemble, put
+from pathways_runtime.emulator.arrays import Array, assemble, put
 from pathways_runtime.emulator.handlers import Later, handles
 from pathways_runtime.emulator.host_buffers import as_array, as_bytes
 from pathways_runtime.emulator.status import CODES, StatusError
@@ -81,6 +81,7 @@ def _copy_to_host_buffer(session: Session, request: Any, reply: Any) -> Later | 
 
     def copy(reply: Any) -> None:
         if array.dtype is wire.STRING:
+            value.block_until_ready()
             session.host_buffers.store(handle, memoryview(wire.write_strings(value.shards[0])))
         else:
             session.host_buffers.store(handle, as_bytes(np.asarray(value), strides))
@@ -98,7 +99,8 @@ def _copy_to_host_buffer(session: Session, request: Any, reply: Any) -> Later | 
 def _disassemble(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     array = session.arrays[request.array_handle]
-    parts = [_part(session, array, index, shard) for index, shard in enumerate(array.shards())]
+    values = array.parts(range(len(array.placement.devices)))
+    parts = [_part(session, array, index, value) for index, value in enumerate(values)]
     reply.array_handles.extend(session.handles_for(request.result_handles, len(parts)))
     session.arrays.add(reply.array_handles, parts, epoch)
 
@@ -107,21 +109,18 @@ def _disassemble(session: Session, request: Any, reply: Any) -> None:
 def _fully_replicated_shard(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     array = session.arrays[request.array_handle]
-    part = _part(session, array, 0, array.shards()[0])
+    part = _part(session, array, 0, *array.parts([0]))
     reply.array_handle = request.result_handle or session.new_handle()
     session.arrays.add([reply.array_handle], [part], epoch)
 
 
-def _part(session: Session, array: Array, index: int, shard: Any) -> Array:
+def _part(session: Session, array: Array, index: int, value: Any) -> Array:
     source = array.placement.source
     sharding = wire.Sharding((source.devices[index],), source.memory_kind)
-    if array.dtype is wire.STRING:
-        shape, shard = array.shape, Strings([shard])
-    else:
-        shape = shard.shape
+    shape = array.shape if array.dtype is wire.STRING else value.shape
     placement = session.engine.placement(sharding, shape)
     stamp = tuple(mark for mark in array.stamp if mark[0] in placement.slices)
-    return Array(shard, array.dtype, shape, placement, stamp)
+    return Array(value, array.dtype, shape, placement, stamp)
 
 
 @handles("assemble_array_from_single_device_arrays", results=("result_handle",), awaited=False)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from pathways_runtime import _compat
+from pathways_runtime import _callback_messages, _compat
 from pathways_runtime._compat import mlir
 from pathways_runtime.emulator import wire, xla_flags
 from pathways_runtime.emulator.arrays import Array
+from pathways_runtime.emulator.callbacks import read_functions
 from pathways_runtime.emulator.status import StatusError
 
 if TYPE_CHECKING:
@@ -22,36 +23,44 @@ if TYPE_CHECKING:
 # Targets of calls whose operand is an address in the client's process. To run one here would crash the server.
 _CLIENT_CALLS: Final = (
     b"xla_python_cpu_callback",
-    b"xla_ffi_python_cpu_callback",
-    b"xla_ffi_partitioned_python_cpu_callback",
     b"xla_buffer_python_cpu_callback",
     b"CustomSPMDPartitioning",
     b"InspectSharding",
 )
+# Those that are served by `callbacks`, where the program says whom to call.
+_CALLBACKS: Final = (b"xla_ffi_python_cpu_callback", b"xla_ffi_partitioned_python_cpu_callback")
 # What JAX passes for a token, the order of effects: no value, but it must be waited for.
 _TOKEN: Final = ((0,), np.dtype(np.bool_))
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What the program says about itself. Shapes are global; `donated` are indices of arguments."""
+    """What the program says about itself. Shapes are global; `donated` are indices of arguments.
+
+    `callbacks` are the functions of the client that it calls, as `callbacks.read_functions` reads them.
+    """
 
     name: str
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     donated: frozenset[int]
+    callbacks: str = ""
 
 
 class XlaProgram:
     """An executable of jaxlib with all that an execution needs prepared."""
 
     def __init__(self, engine: Engine, program: bytes, options: bytes) -> None:
-        _refuse_client_calls(program)
         self._signature = read_signature(program)
+        _refuse_client_calls(program, self._signature.callbacks)
         self.name = self._signature.name
         self.devices, compile_options = _read_options(engine, options)
         self._engine = engine
         self._executable = _compat.compile_program(
-            engine.client, program, engine.jax_devices(self.devices), compile_options
+            engine.client,
+            program,
+            engine.jax_devices(self.devices),
+            compile_options,
+            read_functions(self._signature.callbacks) if self._signature.callbacks else (),
         )
         self._memory_kinds = _compat.output_memory_kinds(self._executable, len(self._signature.outputs))
         self._op_shardings = self._executable.get_output_shardings()
@@ -151,14 +160,20 @@ def read_signature(program: bytes) -> Signature:
             name = _symbol(module.operation) or "main"
             main = next(op for op in module.body.operations if _symbol(op) == "main")
             types = mlir.FunctionType(mlir.TypeAttr(main.attributes["function_type"]).value)
-            return Signature(name, tuple(_tensor(type_) for type_ in types.results), frozenset(_donated(main)))
+            outputs = tuple(_tensor(type_) for type_ in types.results)
+            callbacks = _text(module.operation, _callback_messages.ATTRIBUTE) or ""
+            return Signature(name, outputs, frozenset(_donated(main)), callbacks)
     except (ValueError, StopIteration, mlir.MLIRError) as error:
         raise StatusError("INVALID_ARGUMENT", f"not a StableHLO program: {error}") from error
 
 
 def _symbol(operation: Any) -> str | None:
+    return _text(operation, "sym_name")
+
+
+def _text(operation: Any, attribute: str) -> str | None:
     attributes = operation.attributes
-    return str(mlir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else None
+    return str(mlir.StringAttr(attributes[attribute]).value) if attribute in attributes else None
 
 
 def _tensor(type_: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -175,8 +190,8 @@ def _donated(main: Any) -> list[int]:
     return [i for i, names in enumerate(arguments) if "tf.aliasing_output" in names or "jax.buffer_donor" in names]
 
 
-def _refuse_client_calls(program: bytes) -> None:
-    for target in _CLIENT_CALLS:
+def _refuse_client_calls(program: bytes, callbacks: str) -> None:
+    for target in _CLIENT_CALLS if callbacks else _CLIENT_CALLS + _CALLBACKS:
         if target in program:
             what = f"a program that calls {target.decode()!r} in the client's process is not supported"
             raise StatusError("UNIMPLEMENTED", what)
