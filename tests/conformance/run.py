@@ -174,7 +174,7 @@ def emulator(log: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
     reader, writer = os.pipe()
     with log.open("ab") as output, open(reader, encoding="utf-8") as ready:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pathways_runtime.emulator", *EMULATOR],
+            [sys.executable, "-P", "-m", "pathways_runtime.emulator", *EMULATOR],
             stdout=output,
             stderr=output,
             env=os.environ | {_contract.READY_FD: str(writer)},
