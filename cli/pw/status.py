@@ -90,7 +90,8 @@ class SliceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job at one moment. Times are aware UTC; `exit_code` is the command's, once the job is over."""
+    """A job at one moment. Times are aware UTC; `exit_code` is the command's, once the job is over. `restarts` are all
+    of the job, and `restarts_counted` those of them that count against `max_restarts`."""
 
     ref: JobRef
     state: JobState
@@ -101,6 +102,7 @@ class JobStatus:
     started: datetime | None = None
     finished: datetime | None = None
     restarts: int = 0
+    restarts_counted: int = 0
     max_restarts: int = 0
     exit_code: int | None = None
     slices: tuple[SliceStatus, ...] = ()

@@ -57,7 +57,7 @@ def test_the_whole_set_restarts_as_often_as_it_may(local: LocalBackend, make: An
     main = make.sh("echo attempt $ATTEMPT; exit 1", env=[{"name": "ATTEMPT", "valueFrom": attempt}])
     ref = local.submit(make.jobset(make.job(main), failurePolicy={"maxRestarts": 2}))
     status = local.wait(ref)
-    assert (status.state, status.restarts, status.max_restarts) == (JobState.FAILED, 2, 2)
+    assert (status.state, status.restarts, status.restarts_counted, status.max_restarts) == (JobState.FAILED, 2, 2, 2)
     assert status.reason.startswith("ReachedMaxRestarts")
     assert texts(local, ref) == ["attempt 0", "attempt 1", "attempt 2"]
 
@@ -69,6 +69,7 @@ def test_a_restart_on_an_exit_code_does_not_count(local: LocalBackend, make: Any
     ref = local.submit(make.jobset(job, failurePolicy={"maxRestarts": 0, "rules": [rule]}))
     status = local.wait(ref)
     assert (status.state, status.restarts) == (JobState.SUCCEEDED, 2)
+    assert (status.restarts_counted, status.max_restarts) == (0, 0)
 
 
 def fail_job_on(code: int) -> dict[str, Any]:

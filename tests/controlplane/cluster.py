@@ -64,7 +64,7 @@ class Cluster:
         jobset = self.jobsets[job]
         names = [self._start(jobset, entry, attempt, *at) for entry, at in _places(jobset)]
         counts = [{"name": entry["name"], "ready": entry["replicas"]} for entry in jobset["spec"]["replicatedJobs"]]
-        self._set_status(job, {"restarts": attempt, "replicatedJobsStatus": counts})
+        self._set_status(job, {"restarts": attempt, "restartsCountTowardsMax": attempt, "replicatedJobsStatus": counts})
         return names
 
     def pend(self, job: str, message: str) -> None:

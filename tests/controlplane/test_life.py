@@ -103,7 +103,8 @@ def test_a_failed_pod_is_no_failed_job_while_restarts_remain(
 
     status = backend.get(ref)
 
-    assert (status.state, status.restarts, status.max_restarts) == (JobState.RUNNING, 1, 3)
+    assert (status.state, status.restarts, status.restarts_counted) == (JobState.RUNNING, 1, 1)
+    assert status.max_restarts == 3
 
 
 def test_waiting_sees_what_changed_in_a_gap_that_the_server_forgot(

@@ -43,6 +43,7 @@ def job_status(ref: JobRef, jobset: Json, pods: Sequence[Json] = ()) -> JobStatu
         started=_first(_started(pod) for pod in pods),
         finished=_time(ended.get("lastTransitionTime")) if ended else None,
         restarts=status.get("restarts", 0),
+        restarts_counted=status.get("restartsCountTowardsMax", 0),
         max_restarts=(jobset["spec"].get("failurePolicy") or {}).get("maxRestarts", 0),
         exit_code=_exit_code(state, current),
         slices=_slices(jobset, current) if pods else (),

@@ -208,6 +208,7 @@ def _first_state(manifest: Mapping[str, Any]) -> State:
         "started": None,
         "finished": None,
         "restarts": 0,
+        "restarts_counted": 0,
         "max_restarts": int(manifest["spec"].get("failurePolicy", {}).get("maxRestarts", 0)),
         "exit_code": None,
         "pid": 0,

@@ -63,7 +63,7 @@ class JobSet:
         self._begun: set[str] = set()
         self._quiet = True
         self.restarts = 0
-        self._counted_restarts = 0
+        self.restarts_counted = 0
 
     @property
     def max_restarts(self) -> int:
@@ -147,9 +147,9 @@ class JobSet:
         if action == "FailJobSet":
             return Finish(False, FAIL_JOB_SET_ACTION, message)
         if action == "RestartJobSet":
-            if self._counted_restarts >= self.max_restarts:
+            if self.restarts_counted >= self.max_restarts:
                 return Finish(False, REACHED_MAX_RESTARTS if self.max_restarts else FAILED_JOBS, message)
-            self._counted_restarts += 1
+            self.restarts_counted += 1
         self.restarts += 1
         return Restart(message)
 

@@ -118,6 +118,7 @@ class Record:
             "started": _text(self._started),
             "finished": _text(self._finished),
             "restarts": self._machine.restarts,
+            "restarts_counted": self._machine.restarts_counted,
             "max_restarts": self._machine.max_restarts,
             "exit_code": self._exit_code,
             "pid": os.getpid(),

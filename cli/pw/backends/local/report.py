@@ -28,6 +28,7 @@ def job_status(static: dict[str, Any], state: State) -> JobStatus:
         started=_time(state["started"]),
         finished=_time(state["finished"]),
         restarts=state["restarts"],
+        restarts_counted=state["restarts_counted"],
         max_restarts=state["max_restarts"],
         exit_code=state["exit_code"],
         slices=tuple(_slice(slice, final=JobState(state["state"]).final) for slice in state["slices"]),
