@@ -231,3 +231,49 @@ class PluginProgram:
         self._executable.execute_sharded(
             [put_shards(value.shape, value.dtype, self._sharding, [value], [self._device])]
         )
+
+
+# jax 0.8 has it among its experiments.
+_enable_x64: Final[Any] = (jax if hasattr(jax, "enable_x64") else import_module("jax.experimental")).enable_x64
+_WIDE: Final = tuple(np.dtype(name) for name in ("int64", "uint64", "float64", "complex128"))
+
+
+class ColocatedFunction:
+    """A function of `jax.experimental.colocated_python` as clients send it. Reading it runs the client's code."""
+
+    def __init__(self, payload: bytes) -> None:
+        from jax.experimental.colocated_python import serialization
+
+        self._function, self._in_tree, self.in_specs, self._out_tree, out_specs, self.devices = (
+            serialization._deserialize(payload)
+        )
+        # As in the client, where JAX makes such types only if it was told to.
+        self._uses_x64 = any(spec.dtype in _WIDE for spec in (*self.in_specs, *out_specs))
+
+    def __call__(self, arguments: Sequence[Any]) -> list[Any]:
+        """The arrays that it returns. TypeError where they are not in the tree that the client was told of."""
+        positional, named = jax.tree.unflatten(self._in_tree, arguments)
+        with _enable_x64(self._uses_x64):
+            leaves, tree = jax.tree.flatten(self._function(*positional, **named))
+        if tree != self._out_tree:
+            raise TypeError(f"the function returned {tree}, not {self._out_tree} as before")
+        return leaves
+
+
+def exchange(ticket: bytes, devices: Any, arrays: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+    """Gives `arrays` to the server and takes those of `specs` from it, by a program that only it understands."""
+    from jax.extend.ifrt_programs import ifrt_programs
+
+    given = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for array in arrays]
+    program = ifrt_programs.make_colocated_python_program("exchange", ticket, devices, given, specs)
+    options = ifrt_programs.make_colocated_python_compile_options()
+    executable = devices[0].client.compile_ifrt_program(program, options)
+    results = executable.execute_sharded(list(arrays), with_tokens=True)
+    avals = [ShapedArray(spec.shape, spec.dtype) for spec in specs]
+    handlers = [
+        xla_client.array_result_handler(aval, spec.sharding, True, **_UNCHECKED)
+        for aval, spec in zip(avals, specs, strict=True)
+    ]
+    taken = list(results.consume_with_handlers(handlers))
+    results.consume_token().block_until_ready()
+    return taken

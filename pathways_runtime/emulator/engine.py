@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pathways_runtime import _compat, _contract
 from pathways_runtime._version import __version__
 from pathways_runtime.emulator import wire
 from pathways_runtime.emulator.slices import Device, Slices, Stamp, Topology
 from pathways_runtime.emulator.status import StatusError
+
+if TYPE_CHECKING:
+    from pathways_runtime.emulator.sidecars import Sidecar
 
 MEMORY_KINDS: Final = ("device", "pinned_host", "unpinned_host")
 
@@ -28,10 +32,20 @@ class Engine:
         self.devices = _jax_devices(topology, self.client)
         self.slice_of = {device.id: device.slice for device in topology.devices}
         self.slice_of |= {cpu_device_id(topology, device): device.slice for device in topology.devices}
+        # Hosts count over all slices here.
+        self.host_of = {device.id: device.task for device in topology.devices}
+        self.host_of |= {cpu_device_id(topology, device): device.task for device in topology.devices}
+        # Who runs colocated Python connects here, and is known by a key.
+        self.target = ""
+        self.sidecars: dict[bytes, Sidecar] = {}
         self.health = Health(slices)
         self.turns = Turns()
         self.placement = lru_cache(maxsize=4096)(self._placement)
         self.init_response = describe_devices(topology, platform)
+
+    def cpu_devices_of(self, hosts: Sequence[int]) -> tuple[int, ...]:
+        """The ids of the CPU devices of these hosts."""
+        return tuple(cpu_device_id(self.topology, device) for device in self.topology.devices if device.task in hosts)
 
     def _placement(self, sharding: wire.Sharding, shape: tuple[int, ...]) -> Placement:
         return Placement(self, sharding, shape)
@@ -178,18 +192,36 @@ def _jax_devices(topology: Topology, client: Any) -> dict[int, Any]:
 
 
 def describe_devices(topology: Topology, platform: str) -> Any:
-    """The answer to Init, the session's id left out."""
+    """The answer to a client's Init, the session's id left out."""
+    response = _describe_server(platform)
+    memory_ids = itertools.count()
+    for device in topology.devices:
+        _describe_accelerator(response, device, platform, [next(memory_ids) for _ in MEMORY_KINDS])
+    for device in topology.devices:
+        _describe_cpu(response, topology, device, [next(memory_ids) for _ in MEMORY_KINDS])
+    return response
+
+
+def describe_cpu_devices(topology: Topology, device_ids: Iterable[int]) -> Any:
+    """The answer to a sidecar's Init: of all devices it sees these CPU devices alone."""
+    response = _describe_server("cpu")
+    memory_ids = itertools.count()
+    wanted = set(device_ids)
+    for device in topology.devices:
+        device_id = cpu_device_id(topology, device)
+        if device_id in wanted:
+            _describe_cpu(response, topology, device, [next(memory_ids) for _ in MEMORY_KINDS])
+            response.primary_device_ids.append(device_id)
+    return response
+
+
+def _describe_server(platform: str) -> Any:
     response = wire.InitResponse(
         platform_name=platform,
         platform_version=f"pathways_runtime emulator {__version__} (jax-{_compat.JAX_VERSION})",
         platform_id=int.from_bytes(hashlib.sha256(platform.encode()).digest()[:7], "big"),
         runtime_type=_contract.RUNTIME_TYPE,
     )
-    memory_ids = iter(range(4 * len(topology.devices)))
-    for device in topology.devices:
-        _describe_accelerator(response, device, platform, [next(memory_ids) for _ in MEMORY_KINDS])
-    for device in topology.devices:
-        _describe_cpu(response, topology, device, next(memory_ids))
     if "client_attributes" in response.DESCRIPTOR.fields_by_name:
         attributes = {"serialize_with_sdy": True, "supports_executable_serialization": False}
         wire.write_attributes(response.client_attributes, attributes)
@@ -212,22 +244,21 @@ def _describe_accelerator(response: Any, device: Device, platform: str, memory_i
     }
     wire.write_attributes(message.attributes, attributes)
     response.primary_device_ids.append(device.id)
-    for memory_id, (number, kind) in zip(memory_ids, enumerate(MEMORY_KINDS), strict=True):
-        _add_memory(response, memory_id, number, kind, device.id)
+    _add_memories(response, memory_ids, device.id)
 
 
-def _describe_cpu(response: Any, topology: Topology, device: Device, memory_id: int) -> None:
+def _describe_cpu(response: Any, topology: Topology, device: Device, memory_ids: Sequence[int]) -> None:
     device_id = cpu_device_id(topology, device)
     text = f"device({device_id},CPU_DEVICE,coords=[],vtask={device.task},slice={device.slice},"
-    text += f"default_mem={MEMORY_KINDS[0]},mem_spaces=1)"
-    message = _add_device(response, device_id, "cpu", "cpu", text, [memory_id])
+    text += f"default_mem={MEMORY_KINDS[0]},mem_spaces={len(MEMORY_KINDS)})"
+    message = _add_device(response, device_id, "cpu", "cpu", text, memory_ids)
     attributes: dict[str, wire.AttributeValue] = {
         "slice_index": device.slice,
         "virtual_task_index": device.task,
         "colocation_id": device.id,
     }
     wire.write_attributes(message.attributes, attributes)
-    _add_memory(response, memory_id, 0, MEMORY_KINDS[0], device_id)
+    _add_memories(response, memory_ids, device_id)
 
 
 def _add_device(response: Any, device_id: int, platform: str, kind: str, text: str, memory_ids: Sequence[int]) -> Any:
@@ -246,6 +277,7 @@ def _add_device(response: Any, device_id: int, platform: str, kind: str, text: s
     return message
 
 
-def _add_memory(response: Any, memory_id: int, number: int, kind: str, device_id: int) -> None:
-    memory = response.memories.add(id=memory_id, memory_space_kind=kind, kind_id=number, device_ids=[device_id])
-    memory.debug_string = memory.to_string = f"memory({memory_id},{kind},device={device_id})"
+def _add_memories(response: Any, memory_ids: Sequence[int], device_id: int) -> None:
+    for memory_id, (number, kind) in zip(memory_ids, enumerate(MEMORY_KINDS), strict=True):
+        memory = response.memories.add(id=memory_id, memory_space_kind=kind, kind_id=number, device_ids=[device_id])
+        memory.debug_string = memory.to_string = f"memory({memory_id},{kind},device={device_id})"

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pathways_runtime.emulator import wire
 from pathways_runtime.emulator.arrays import Array
+from pathways_runtime.emulator.colocated import compile_colocated
 from pathways_runtime.emulator.handlers import Later, handles
 from pathways_runtime.emulator.plugin_programs import compile_plugin
 from pathways_runtime.emulator.status import StatusError
 from pathways_runtime.emulator.xla_programs import XlaProgram
 
 if TYPE_CHECKING:
-    from pathways_runtime.emulator.engine import Engine
     from pathways_runtime.emulator.session import Session
 
 _log: Final = logging.getLogger(__name__)
@@ -44,9 +44,13 @@ class Program(Protocol):
         """Starts it: (outputs, None or a token to wait for). `kept` are the arguments that must not be donated."""
 
 
-# (engine, serialized program, serialized compile options) -> program. Blocks.
-Compiler = Callable[["Engine", bytes, bytes], Program]
-COMPILERS: Final[dict[str, Compiler]] = {"XlaProgram": XlaProgram, "PluginProgram": compile_plugin}
+# (session, serialized program, serialized compile options) -> program. Blocks.
+Compiler = Callable[["Session", bytes, bytes], Program]
+COMPILERS: Final[dict[str, Compiler]] = {
+    "XlaProgram": lambda session, program, options: XlaProgram(session.engine, program, options),
+    "PluginProgram": lambda session, program, options: compile_plugin(session.engine, program, options),
+    "CustomCallProgram": compile_colocated,
+}
 
 
 @handles("compile")
@@ -59,7 +63,7 @@ def _compile(session: Session, request: Any, reply: Any) -> Later:
         raise StatusError("UNIMPLEMENTED", "a program with callbacks into the client's process is not supported")
 
     def compile_(reply: Any) -> None:
-        program = compiler(session.engine, request.program.data, request.compile_options.data)
+        program = compiler(session, request.program.data, request.compile_options.data)
         handle = session.new_handle()
         session.programs[handle] = program
         reply.loaded_executable_handle = handle
@@ -113,6 +117,7 @@ def _execute(session: Session, request: Any, reply: Any) -> None:
     token = None
     try:
         epoch = session.engine.health.epoch
+        session.stream = request.execute_options.execution_stream_id
         arguments = [session.arrays[handle] for handle in request.args_handles]
         outputs, token = program.launch(arguments, request.execute_options.non_donatable_input_indices, wants_status)
         session.arrays.add(handles_, outputs, epoch)

@@ -13,6 +13,7 @@ from pathways_runtime.emulator.status import StatusError
 if TYPE_CHECKING:
     from pathways_runtime.emulator.server import Core
     from pathways_runtime.emulator.session import Session
+    from pathways_runtime.emulator.sidecars import Sidecar
 
 _log: Final = logging.getLogger(__name__)
 
@@ -62,10 +63,10 @@ class SessionReceiver:
 
     keeps_data = True
 
-    def __init__(self, core: Core, call: Call) -> None:
+    def __init__(self, core: Core, call: Call, sidecar: Sidecar | None) -> None:
         self._core = core
         self._call = call
-        self._session = core.open(call)
+        self._session = core.open(call, sidecar)
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._messages = Messages(self._requests.put)
 
@@ -94,7 +95,7 @@ class SessionReceiver:
 
     def on_close(self) -> None:
         """The client is gone: what waits for it must not."""
-        self._session.host_buffers.close()
+        self._session.hang_up()
         self._requests.put(None)
 
     def _work(self) -> None:

@@ -37,6 +37,7 @@ from pathways_runtime.emulator.status import StatusError
 if TYPE_CHECKING:
     from pathways_runtime.emulator.engine import Engine
     from pathways_runtime.emulator.session import Session
+    from pathways_runtime.emulator.sidecars import Sidecar
 
 _log: Final = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ _SESSION_METADATA: Final = "ifrt-proxy-grpc-ifrt-session-metadata-bin"
 _STORE_METADATA: Final = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 _MAX_SESSIONS: Final = 2048
 _SECRET_BITS: Final = 63
+# Where this machine reaches what listens on all its addresses.
+_LOOPBACKS: Final = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
 _SWITCH_INTERVAL_S: Final = 0.0005
 
 
@@ -77,7 +80,9 @@ class Server:
         self._core: Future[Core] = Future()
         self._listener = Listener(host, port, _Service(self._core, token).methods)
         self.port = self._listener.port
-        starter = threading.Thread(target=self._start_core, args=(topology, slices, platform), daemon=True)
+        # Sidecars are on this machine.
+        target = f"grpc://{_LOOPBACKS.get(host, host)}:{self.port}"
+        starter = threading.Thread(target=self._start_core, args=(topology, slices, platform, target), daemon=True)
         starter.start()
 
     def wait(self) -> None:
@@ -89,9 +94,10 @@ class Server:
         """Ends all sessions and stops listening."""
         self._listener.close()
 
-    def _start_core(self, topology: Topology, slices: Slices, platform: str) -> None:
+    def _start_core(self, topology: Topology, slices: Slices, platform: str, target: str) -> None:
         try:
             core = Core(topology, slices, platform)
+            core.engine.target = target
         except BaseException as error:
             _log.critical("the engine did not start", exc_info=error)
             self._core.set_exception(error)
@@ -116,12 +122,12 @@ class Core:
         self.sessions: dict[int, Session] = {}
         self._new_id = itertools.count(1).__next__
 
-    def open(self, call: Call) -> Session:
-        """A new session that answers through `call`."""
+    def open(self, call: Call, sidecar: Sidecar | None) -> Session:
+        """A new session that answers through `call`. `sidecar` is its client, where that runs colocated Python."""
         if len(self.sessions) >= _MAX_SESSIONS:
             raise StatusError("RESOURCE_EXHAUSTED", f"there are {_MAX_SESSIONS} sessions already")
         secret_id = secrets.randbits(_SECRET_BITS)
-        session: Session = self.session_module.Session(self.engine, self._new_id(), secret_id, call.send)
+        session: Session = self.session_module.Session(self.engine, self._new_id(), secret_id, call.send, sidecar)
         self.sessions[secret_id] = session
         return session
 
@@ -179,11 +185,12 @@ class _Service:
         core = self._core
         metadata = core.parse(core.wire.SessionMetadata, call.metadata(_SESSION_METADATA) or b"")
         said = core.wire.read_token(metadata)
-        if self._token and not hmac.compare_digest(said, self._token):
+        sidecar = core.engine.sidecars.get(said)
+        if self._token and sidecar is None and not hmac.compare_digest(said, self._token):
             problem = "has the wrong token" if said else "has no token"
             message = f"this server asks for a token, and the client {problem}: set {_contract.PROXY_TOKEN} to it"
             return RefusedReceiver(core, call, StatusError("UNAUTHENTICATED", message))
-        receiver = SessionReceiver(core, call)
+        receiver = SessionReceiver(core, call, sidecar)
         call.trust()
         receiver.start()
         return receiver

@@ -13,9 +13,10 @@ from google.protobuf.message import DecodeError
 
 from pathways_runtime.emulator import wire
 from pathways_runtime.emulator.arrays import Array, ArrayTable
-from pathways_runtime.emulator.engine import Engine
+from pathways_runtime.emulator.engine import Engine, describe_cpu_devices
 from pathways_runtime.emulator.handlers import TABLE, Entry, Later, handles
 from pathways_runtime.emulator.host_buffers import HostBuffers
+from pathways_runtime.emulator.sidecars import Sidecar, Sidecars
 from pathways_runtime.emulator.status import StatusError
 from pathways_runtime.emulator.transfers import DELETION
 
@@ -42,10 +43,12 @@ class Session:
 
     What `receive` answers itself is sent with `flush=False`: the caller knows whether more answers follow at once.
     `session_id` is its number in logs. `secret_id` is what the client calls it by, and must not be guessed: who knows
-    it can read and write the session's host buffers.
+    it can read and write the session's host buffers. `sidecar` is the client, where that runs colocated Python.
     """
 
-    def __init__(self, engine: Engine, session_id: int, secret_id: int, send: Send) -> None:
+    def __init__(
+        self, engine: Engine, session_id: int, secret_id: int, send: Send, sidecar: Sidecar | None = None
+    ) -> None:
         self.engine = engine
         self.id = session_id
         self.secret_id = secret_id
@@ -54,6 +57,10 @@ class Session:
         self.futures: dict[int, Callable[[], None] | None] = {}
         self.results: dict[int, Any] = {}
         self.host_buffers = HostBuffers()
+        self.sidecar = sidecar
+        self.sidecars = Sidecars(engine)
+        # The client's thread that the execution in hand comes from.
+        self.stream = 0
         self.new_handle = itertools.count(_FIRST_HANDLE).__next__
         self._send = send
         self._pool = ThreadPoolExecutor(_POOL_SIZE, thread_name_prefix=f"session-{session_id}")
@@ -97,9 +104,14 @@ class Session:
             raise StatusError("INVALID_ARGUMENT", f"{len(given)} handles for {count} arrays")
         return given
 
+    def hang_up(self) -> None:
+        """Ends the waits for a client that is gone. From any thread."""
+        self.host_buffers.close()
+        self.sidecars.close()
+
     def close(self) -> None:
         """Lets go of all that the session holds, and ends its waits."""
-        self.host_buffers.close()
+        self.hang_up()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self.arrays.clear()
         self.programs.clear()
@@ -177,7 +189,11 @@ class _Responses:
 
 @handles("init", numbered=False)
 def _init(session: Session, request: Any, reply: Any) -> None:
-    reply.CopyFrom(session.engine.init_response)
+    engine, sidecar = session.engine, session.sidecar
+    if sidecar is None:
+        reply.CopyFrom(engine.init_response)
+    else:
+        reply.CopyFrom(describe_cpu_devices(engine.topology, sidecar.devices))
     reply.session_id = session.secret_id
 
 
@@ -196,7 +212,8 @@ def _check_future(session: Session, request: Any, reply: Any) -> Later | None:
 def _check_value_ready(session: Session, request: Any, reply: Any) -> Later | None:
     arrays: list[Array] = [session.arrays[handle] for handle in request.value_handles]
     for array in arrays:
-        array.check()
+        if array.is_ready():
+            array.check()
     if all(array.is_ready() for array in arrays):
         return None
 
