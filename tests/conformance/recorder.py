@@ -15,7 +15,7 @@ import pytest
 
 # A file descriptor for one JSON object a line: a `test` that begins, or that ended with an `outcome` and an `error`.
 EVENTS_FD: Final = "PW_CONFORMANCE_FD"
-# A file with two JSON lists: the tests to run (null: all), and those to leave out.
+# A file of JSON: the tests to run (null: all), those to leave out, and N to take only every Nth.
 SELECTION: Final = "PW_CONFORMANCE_SELECTION"
 
 
@@ -29,10 +29,12 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leaves out what is not selected."""
-    only, without = json.loads(Path(os.environ[SELECTION]).read_text(encoding="utf-8"))
+    only, without, every = json.loads(Path(os.environ[SELECTION]).read_text(encoding="utf-8"))
     leave_out = set(without)
     keep = None if only is None else set(only)
-    items[:] = [item for item in items if item.nodeid not in leave_out and (keep is None or item.nodeid in keep)]
+    items[:] = [
+        item for item in items[::every] if item.nodeid not in leave_out and (keep is None or item.nodeid in keep)
+    ]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:

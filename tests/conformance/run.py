@@ -78,6 +78,7 @@ class Run:
 
     checkout: Path
     cases: int
+    every: int
     timeout_s: float
     logs: Path
 
@@ -197,7 +198,7 @@ def run_side(run: Run, module: str, *, through: bool, only: Sequence[str] | None
     while True:
         before = len(done)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as selection, contextlib.ExitStack() as stack:
-            json.dump([only, list(done)], selection)
+            json.dump([only, list(done), run.every], selection)
             selection.flush()
             server, target = None, ""
             if through:
@@ -312,6 +313,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jax-checkout", type=Path, required=True, metavar="DIR", help="of the installed version")
     parser.add_argument("--modules", default=MODULES, metavar="NAME,...", help="tests/NAME_test.py")
     parser.add_argument("--cases", type=int, default=10, metavar="N", help="generated cases of a test (10)")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="take every Nth test only (1)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="modules at a time (1)")
     parser.add_argument("--timeout-s", type=float, default=120, metavar="S", help="after which a test hangs (120)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="to write, as JSON, after each module")
@@ -332,7 +334,7 @@ def main(arguments: Sequence[str]) -> int:
     logs = flags.logs or Path(tempfile.mkdtemp(prefix="jax-conformance-"))
     logs.mkdir(parents=True, exist_ok=True)
     say(f"logs: {logs}")
-    run = Run(flags.jax_checkout.absolute(), flags.cases, flags.timeout_s, logs.absolute())
+    run = Run(flags.jax_checkout.absolute(), flags.cases, flags.every, flags.timeout_s, logs.absolute())
     results: dict[str, dict[str, Outcomes]] = {}
     with ThreadPoolExecutor(flags.jobs) as pool:
         known = [yardstick.get(module, {}).get("cpu") for module in flags.modules]
