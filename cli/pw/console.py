@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pw.status import LogLine
+from pw.streams import translated
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,17 +26,11 @@ if TYPE_CHECKING:
 _PREFIX_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
-class OutputClosedError(Exception):
-    """Who read our stdout has gone; nothing is left to say."""
-
-
 def out(text: str = "", *, end: str = "\n") -> None:
-    """Writes data to stdout at once. Raises OutputClosedError when nobody reads it."""
-    try:
+    """Writes data to stdout at once. Raises OutputClosedError when nobody reads it, OutputError when that fails."""
+    with translated():
         sys.stdout.write(text + end)
         sys.stdout.flush()
-    except BrokenPipeError as exc:
-        raise OutputClosedError from exc
 
 
 def say(text: str) -> None:
@@ -56,7 +51,7 @@ def error(text: str, hints: Sequence[str] = ()) -> None:
 
 
 def _talk(label: str, style: str, text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(OSError):
         sys.stderr.write(f"{_coloured(label, style, sys.stderr) if label else ''}{text}\n")
         sys.stderr.flush()
 
@@ -86,35 +81,20 @@ def print_json(value: Any) -> None:
 def table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, json: bool = False, records: Sequence[Any] | None = None
 ) -> None:
-    """Rows under column names on stdout; with `json` the `records`, or the rows by column where none are given."""
+    """Rows under column names on stdout, a line each; with `json` the `records`, or the rows by column where none are
+    given. A terminal may wrap a long line, but no name in it is broken into what cannot be copied."""
     if json:
         print_json([dict(zip(columns, row, strict=True)) for row in rows] if records is None else records)
-    elif _is_terminal(sys.stdout):
-        _rich_table(columns, rows)
-    else:
-        _plain_table(columns, rows)
-
-
-def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    lines = [columns, *([" ".join(cell.split()) for cell in row] for row in rows)]
+        return
+    lines = [columns, *([_cell(cell) for cell in row] for row in rows)]
     widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    for line in lines:
-        out("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    head, *body = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    # At once: what fits into a pipe is written even where its reader wants the first line alone.
+    out("\n".join((_coloured(head, "bold", sys.stdout), *body)))
 
 
-def _rich_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        drawn.add_column(Text(column), overflow="fold")
-    for row in rows:
-        drawn.add_row(*(Text(cell) for cell in row))
-    console = _console(sys.stdout)
-    with console.capture() as drawing:
-        console.print(drawn)
-    out(drawing.get(), end="")
+def _cell(text: str) -> str:
+    return " ".join(text.split())
 
 
 @contextlib.contextmanager

@@ -52,7 +52,13 @@ def test_every_option_shows_its_help_whole(run_pw: RunPw, monkeypatch: pytest.Mo
         assert all(flag in shown for flag in option.flags)
 
 
-@pytest.mark.parametrize("arguments", [["tpus"], ["--version"], ["job", "list", "--json"]])
+OUTPUTS = [
+    *(["tpus"], ["--version"], ["--help"], ["job", "submit", "--help"], ["job", "list", "--json"]),
+    ["job", "submit", "--name", "a", "--compute-type", "v6e-16", "--dry-run", "--command", "true"],
+]
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
 def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -60,7 +66,43 @@ def test_a_closed_pipe_ends_the_command_quietly(arguments: list[str]) -> None:
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert done.returncode == 141
-    assert done.stderr == ""
+    assert "error" not in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
+@pytest.mark.parametrize("stdout", [">/dev/full", ">&-"])
+def test_an_output_that_cannot_be_written_is_one_line(arguments: list[str], stdout: str) -> None:
+    shell = ["sh", "-c", f'exec "$0" -m pw "$@" {stdout}', sys.executable, *arguments]
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    why = "No space left on device" if "full" in stdout else "Bad file descriptor"
+    assert done.stderr.splitlines()[-1] == f"error: cannot write to stdout: {why}"
+    assert "Traceback" not in done.stderr
+
+
+def test_without_any_stream_a_command_ends_with_its_code() -> None:
+    shell = ["sh", "-c", 'exec "$0" -m pw tpus nope <&- >&- 2>&-', sys.executable]
+    assert subprocess.run(shell, check=False).returncode == 2
+
+
+INTERRUPTED = """
+import os, signal, sys
+module = sys.argv[1]
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from pw.__main__ import main
+sys.argv[1:] = ["job", "list"]
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "pw.app", "pw.commands.job"])
+def test_ctrl_c_while_modules_are_loaded_leaves_no_traceback(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_text_that_the_terminal_cannot_show_does_not_break_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
