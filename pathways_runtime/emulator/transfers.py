@@ -99,6 +99,7 @@ def _copy_to_host_buffer(session: Session, request: Any, reply: Any) -> Later | 
 def _disassemble(session: Session, request: Any, reply: Any) -> None:
     epoch = session.engine.health.epoch
     array = session.arrays[request.array_handle]
+    array.check()  # one that never was is on no devices
     values = array.parts(range(len(array.placement.devices)))
     parts = [_part(session, array, index, value) for index, value in enumerate(values)]
     reply.array_handles.extend(session.handles_for(request.result_handles, len(parts)))
