@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Final
 
 import jax
 import numpy as np
-from jax._src import compiler, sharding_impls, xla_bridge
+from jax._src import callback, compiler, sharding_impls, xla_bridge
 from jax.extend import ifrt_programs
 from jaxlib import _jax, xla_client
 from jaxlib.mlir import ir
@@ -208,6 +209,16 @@ def route_callbacks(is_ours: Callable[[Any], bool], offer: Callable[[Sequence[Ca
             del attributes[_callback_messages.ATTRIBUTE]
 
     compiler.backend_compile_and_load = compile_and_load
+    emit = callback.emit_python_callback
+
+    def emit_python_callback(context: Any, *arguments: Any, **named: Any) -> Any:
+        # For TPUs JAX has the client's runtime exchange the values, which the proxy's cannot.
+        if context.module_context.platforms == ("tpu",) and is_ours(context.module_context.get_backend()):
+            module_context = context.module_context.replace(platforms=("cpu",), backend=SimpleNamespace(platform="cpu"))
+            context = context.replace(module_context=module_context)
+        return emit(context, *arguments, **named)
+
+    callback.emit_python_callback = emit_python_callback
 
 
 class PluginProgram:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from typing import Any
@@ -122,6 +124,26 @@ def test_a_function_is_kept_while_its_program_may_call_it(devices: Devices) -> N
         if gone.wait(0.1):
             break
     assert gone.is_set()
+
+
+TPU_SCRIPT = """
+import pathways_runtime; pathways_runtime.initialize()
+import jax, jax.numpy as jnp
+
+@jax.jit
+def f(x):
+    jax.debug.print("x is {}", x)
+    return jax.pure_callback(lambda x: x * 2, jax.ShapeDtypeStruct((), jnp.float32), x)
+
+print(jax.devices()[0].platform, f(3.0))
+"""
+
+
+def test_callbacks_of_a_program_that_jax_lowers_for_tpus(start_emulator: Any) -> None:
+    emulator = start_emulator("--platform=tpu", "--instance_type=tpuv6e:1x1", "--instance_count=1")
+    command = [sys.executable, "-c", TPU_SCRIPT]
+    done = subprocess.run(command, env=emulator.client_environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["tpu 6.0", "x is 3.0"]), done.stderr
 
 
 def test_messages_are_what_was_packed() -> None:
