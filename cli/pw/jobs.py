@@ -132,10 +132,10 @@ def check(backend: Backend, status: JobStatus, *, tail: int = 20) -> None:
     if not status.state.final or status.state is JobState.SUCCEEDED:
         return
     verb = "was cancelled" if status.state is JobState.CANCELLED else "failed"
-    why = f": {status.reason}" if status.reason else ""
     code = "" if status.exit_code is None else f" (exit code {status.exit_code})"
+    why = f": {status.reason}" if status.reason else code
     raise JobFailedError(
-        f"job {status.ref.name!r} {verb}{why}{code}",
+        f"job {status.ref.name!r} {verb}{why}",
         exit_code=status.exit_code or 1,
         hints=(*_last_lines(backend, status.ref, tail), f"pw job logs {status.ref}", f"pw job status {status.ref}"),
     )

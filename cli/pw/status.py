@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
+import signal
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -48,6 +49,14 @@ class JobState(enum.StrEnum):
     @property
     def final(self) -> bool:
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, as Kubernetes reports it: `exited with 7`, or `was killed by SIGKILL` for 128 + 9."""
+    try:
+        return f"was killed by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return f"exited with {code}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

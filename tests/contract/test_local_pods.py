@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -10,7 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pathways_runtime import _contract
 from pw.backends.local import LocalBackend
+from pw.config import Settings
 from pw.status import ContainerStatus, JobRef, JobState, JobStatus, LogQuery
 
 Saw = Callable[..., str]
@@ -58,8 +64,9 @@ def test_the_whole_set_restarts_as_often_as_it_may(local: LocalBackend, make: An
     ref = local.submit(make.jobset(make.job(main), failurePolicy={"maxRestarts": 2}))
     status = local.wait(ref)
     assert (status.state, status.restarts, status.restarts_counted, status.max_restarts) == (JobState.FAILED, 2, 2, 2)
-    assert status.reason.startswith("ReachedMaxRestarts")
-    assert texts(local, ref) == ["attempt 0", "attempt 1", "attempt 2"]
+    assert status.reason.startswith("the command exited with 1, after 2 restarts (ReachedMaxRestarts: job main-0")
+    notes = [f"restart {number} of 2: the command exited with 1" for number in (1, 2)]
+    assert texts(local, ref) == ["attempt 0", notes[0], "attempt 1", notes[1], "attempt 2"]
 
 
 def test_a_restart_on_an_exit_code_does_not_count(local: LocalBackend, make: Any, tmp_path: Path) -> None:
@@ -70,6 +77,7 @@ def test_a_restart_on_an_exit_code_does_not_count(local: LocalBackend, make: Any
     status = local.wait(ref)
     assert (status.state, status.restarts) == (JobState.SUCCEEDED, 2)
     assert (status.restarts_counted, status.max_restarts) == (0, 0)
+    assert texts(local, ref) == ["restart that does not count: the command exited with 42"] * 2
 
 
 def fail_job_on(code: int) -> dict[str, Any]:
@@ -129,6 +137,40 @@ def test_a_sidecar_restarts_whatever_its_exit_code(local: LocalBackend, make: An
     assert container(status, "side").restarts >= 2
 
 
+def test_what_a_job_waits_for_is_said_with_its_last_words(
+    local: LocalBackend, settings: Settings, make: Any, until: Callable[..., None], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho up >&2; echo 'no luck today' >&2; echo; exit 69\n")
+    python.chmod(0o755)
+    backend = LocalBackend(dataclasses.replace(settings, emulator_python=str(python)))
+    proxy = make.sidecar("", _contract.PROXY_CONTAINER)
+    ref = backend.submit(make.jobset(make.job(make.sh("echo never"), init=(proxy,))))
+    until(local, ref, lambda status: "restarted 2 times" in status.reason)
+    (status,) = local.list()
+    assert status.state is JobState.PENDING
+    assert re.fullmatch(
+        r"CrashLoopBackOff: pathways-proxy exited with 69, restarted \d+ times: no luck today", status.reason
+    )
+
+
+@pytest.mark.parametrize("worker", [False, True])
+def test_a_server_that_refuses_its_flags_fails_the_job_at_once(local: LocalBackend, make: Any, worker: bool) -> None:
+    flags: dict[str, Any] = {"command": [], "args": ["--nonsense=1"]}
+    head, workers = make.sh("exec sleep 600"), make.job(make.sh("exec sleep 600"), name="worker")
+    if worker:
+        bad = make.sh("", _contract.WORKER_CONTAINER, **flags)
+        workers = make.job(bad, name="worker", policy="OnFailure", backoffLimit=100)
+        plan = make.jobset(make.job(head, name="pathways-head"), workers)
+    else:
+        bad = make.sidecar("", _contract.PROXY_CONTAINER, **flags)
+        plan = make.jobset(make.job(head, name="pathways-head", init=(bad,)), workers, failurePolicy={"maxRestarts": 9})
+    status = local.wait(local.submit(plan))
+    assert (status.state, status.restarts) == (JobState.FAILED, 0)
+    assert "exited with 2: error: " in status.reason
+    assert "--nonsense" in status.reason
+
+
 def test_a_failed_init_container_fails_the_pod(local: LocalBackend, make: Any) -> None:
     ref = local.submit(make.jobset(make.job(make.sh("echo never"), init=(make.sh("exit 4", "first"),))))
     status = local.wait(ref)
@@ -140,6 +182,7 @@ def test_a_command_that_is_not_there_says_so_in_the_log(local: LocalBackend, mak
     ref = local.submit(make.jobset(make.job(make.sh("true", command=["no-such-program"]))))
     status = local.wait(ref)
     assert (status.exit_code, container(status, "main").reason) == (128, "StartError")
+    assert status.reason.startswith("the command could not be started (")
     assert "no-such-program" in texts(local, ref)[0]
 
 
@@ -216,6 +259,7 @@ def test_a_user_process_that_is_killed_fails_the_job(local: LocalBackend, make: 
     os.kill(int(saw(local, ref, "pid").removeprefix("pid ")), signal.SIGKILL)
     status = local.wait(ref)
     assert (status.state, status.exit_code) == (JobState.FAILED, 137)
+    assert status.reason.startswith("the command was killed by SIGKILL (")
 
 
 def test_what_a_command_leaves_behind_ends_with_its_container(local: LocalBackend, make: Any, tmp_path: Path) -> None:

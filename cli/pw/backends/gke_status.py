@@ -13,7 +13,7 @@ from pathways_runtime import _contract
 from pw.kube import Json
 from pw.kube_logs import container_statuses
 from pw.render import COMPUTE_TYPE_ANNOTATION, QUEUE_LABEL
-from pw.status import ContainerStatus, JobRef, JobState, JobStatus, PodStatus, SliceStatus
+from pw.status import ContainerStatus, JobRef, JobState, JobStatus, PodStatus, SliceStatus, exit_text
 
 # Set with `spec.suspend` by `cancel`: a JobSet that somebody else suspended is not cancelled.
 CANCELLED_ANNOTATION = "pathways-launcher/cancelled"
@@ -109,7 +109,8 @@ def _condition(item: Json, kind: str) -> Json:
 def _reason(jobset: Json, state: JobState, pods: Sequence[Json]) -> str:
     if state is JobState.FAILED:
         failed = _condition(jobset, "Failed")
-        return str(failed.get("message") or failed.get("reason", ""))
+        why, code = str(failed.get("message") or failed.get("reason", "")), _exit_code(state, pods)
+        return f"the command {exit_text(code)} ({why})" if code else why
     if state is JobState.SUSPENDED:
         queue = (jobset["metadata"].get("labels") or {}).get(QUEUE_LABEL)
         return f"waits in queue {queue!r}" if queue else "suspended"

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pathways_runtime import _contract
-from pw.backends.local import images, processes
+from pw.backends.local import images, logfiles, processes
 from pw.backends.local.jobs import Backoff
 from pw.backends.local.jobset import PodKey
 from pw.backends.local.logpipe import LogFile, Pump
@@ -30,13 +30,16 @@ if TYPE_CHECKING:
 START_ERROR_CODE = 128
 # Why a container or pod ended that the controller told to, and the phase of such a pod: a cluster deletes those.
 STOPPED = "Stopped"
+# Its reason where it could not be executed.
+START_ERROR = "StartError"
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
     """What the containers of a job share.
 
-    `changed` is told of each change of state; `flush` has all of them written, so that nobody reads output of a
+    `changed` is told of each change of state, and `refused` of an emulated container that ended because of its flags,
+    which no restart can mend; `flush` has all of them written, so that nobody reads output of a
     container that has not started; `ring` tells watchers of new output. `turn` lets one start at a time.
     """
 
@@ -46,6 +49,7 @@ class Host:
     reaper: Reaper
     backoff: Backoff
     changed: Callable[[PodKey], None]
+    refused: Callable[[PodKey, Container], None]
     flush: Callable[[], None]
     ring: Callable[[], None]
     turn: asyncio.Lock
@@ -53,7 +57,7 @@ class Host:
 
 class Container:
     """A container of one pod over all its restarts. `run` once for each; `ready` is an event while it runs. `fault`
-    is the kind that it has now."""
+    is the kind that it has now, `last_line` what it said last when it failed, `note` what its log gets next."""
 
     def __init__(self, spec: Mapping[str, Any], key: PodKey, meta: images.Meta, host: Host) -> None:
         self.name: str = spec["name"]
@@ -65,6 +69,8 @@ class Container:
         self.started: datetime | None = None
         self.finished: datetime | None = None
         self.fault = ""
+        self.last_line = ""
+        self.note = ""
         self.ready = asyncio.Event()
         self.stopping = asyncio.Event()
         self._spec = spec
@@ -76,9 +82,11 @@ class Container:
 
     async def run(self) -> int:
         """Runs the command once and returns its exit code when all it started is gone and its output is written."""
-        log = LogFile(
-            self._host.job.log_file(self._meta["name"], self.name), before=self._host.flush, after=self._host.ring
-        )
+        path = self._host.job.log_file(self._meta["name"], self.name)
+        log = LogFile(path, before=self._host.flush, after=self._host.ring)
+        if self.note:
+            log.note(self.note)
+            self.note = ""
         out, err = Pump(log, "stdout"), Pump(log, "stderr")
         try:
             code, reason = await self._execute(out, err, log)
@@ -86,6 +94,7 @@ class Container:
             out.finish()
             err.finish()
             log.close()
+        self.last_line = logfiles.last_line(path) if code else ""
         self.ended(code, reason or (STOPPED if code and self.stopping.is_set() else ""))
         return code
 
@@ -156,7 +165,7 @@ class Container:
             except (OSError, ValueError) as exc:
                 log.note(f"cannot start {launch.argv[0]!r}: {exc}")
                 self.started = self.finished = now()
-                return START_ERROR_CODE, "StartError"
+                return START_ERROR_CODE, START_ERROR
             finally:
                 os.close(out.write_fd)
                 os.close(err.write_fd)

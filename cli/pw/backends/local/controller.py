@@ -16,8 +16,8 @@ from collections.abc import Coroutine, Iterable
 from pathlib import Path
 from typing import Any
 
-from pw.backends.local import inbox, processes
-from pw.backends.local.containers import Host
+from pw.backends.local import causes, inbox, processes
+from pw.backends.local.containers import Container, Host
 from pw.backends.local.events import Bell
 from pw.backends.local.images import Machine
 from pw.backends.local.jobs import Backoff
@@ -50,6 +50,7 @@ class Controller:
         self._tasks: dict[PodKey, asyncio.Task[None]] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._told: dict[PodKey, tuple[bool, int]] = {}
+        self._note = ""
         self._end: asyncio.Future[tuple[JobState, str]] = asyncio.get_running_loop().create_future()
 
     async def run(self, report_fd: int) -> None:
@@ -76,6 +77,7 @@ class Controller:
             reaper=Reaper(),
             backoff=self._backoff,
             changed=self._changed,
+            refused=self._refused,
             flush=self._record.flush,
             ring=self._bell.ring,
             turn=asyncio.Lock(),
@@ -89,16 +91,21 @@ class Controller:
             match action:
                 case StartPod(key, delay_s):
                     self._start(key, delay_s)
-                case Restart(message):
+                case Restart(message, counts):
+                    self._note = self._restart_note(counts)
                     self._stop()
                     self._background.add(self._watched(self._restart(message)))
-                case Finish(succeeded, reason, message):
-                    state = JobState.SUCCEEDED if succeeded else JobState.FAILED
-                    self._finish(state, ": ".join(filter(None, (reason, message))))
+                case Finish(succeeded=True):
+                    self._finish(JobState.SUCCEEDED, "")
+                case Finish(_, reason, message):
+                    self._finish(JobState.FAILED, self._failure(f"{reason}: {message}"))
 
     def _start(self, key: PodKey, delay_s: float) -> None:
         meta = self._names.meta(key, restart_attempt=self._jobset.restarts)
         pod = Pod(self._names.pod_spec(key.replicated_job), key, meta, self._host)
+        if key == self._names.coordinator[0]:
+            # For who reads the command's output, which begins anew.
+            pod.main.note, self._note = self._note, ""
         self._told[key] = False, 0
         self._record.add(pod)
         self._tasks[key] = self._watched(self._run_pod(pod, delay_s))
@@ -113,6 +120,19 @@ class Controller:
         if not self._end.done():
             self._record.clear()
             self._apply(self._jobset.begin())
+
+    def _restart_note(self, counts: bool) -> str:
+        number = f"{self._jobset.restarts_counted} of {self._jobset.max_restarts}" if counts else "that does not count"
+        return f"restart {number}: {causes.of_end(self._record.pods) or 'a job of the set failed'}"
+
+    def _failure(self, kubernetes: str) -> str:
+        """The reason of a failed job: what a user wants to know first, and what Kubernetes says of it."""
+        cause, restarts = causes.of_end(self._record.pods), self._jobset.restarts
+        again = f", after {restarts} restart{'s' if restarts > 1 else ''}" if restarts else ""
+        return f"{cause}{again} ({kubernetes})" if cause else kubernetes
+
+    def _refused(self, key: PodKey, container: Container) -> None:
+        self._finish(JobState.FAILED, causes.of_refusal(self._record.pod(key), container))
 
     def _finish(self, state: JobState, reason: str) -> None:
         if not self._end.done():

@@ -36,9 +36,10 @@ class StartPod:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Stop every pod, then call `begin` again."""
+    """Stop every pod, then call `begin` again. One that `counts` does so against `max_restarts`."""
 
     message: str
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +152,7 @@ class JobSet:
                 return Finish(False, REACHED_MAX_RESTARTS if self.max_restarts else FAILED_JOBS, message)
             self.restarts_counted += 1
         self.restarts += 1
-        return Restart(message)
+        return Restart(message, counts=action == "RestartJobSet")
 
     def _after_successes(self) -> Action | None:
         policy = self._spec.get("successPolicy", {})

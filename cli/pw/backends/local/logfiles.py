@@ -18,6 +18,7 @@ _BLOCK_SIZE_BYTES = 256 * 1024
 _TAG_AT = len("2026-11-29T13:00:00.000000000Z stdout ")
 # A line that never ends is cut here, so that reading it takes no more memory than this.
 _LONGEST_LINE_BYTES = 1024 * 1024
+_LAST_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,15 @@ def _offset(position: int, torn: bytes, records: list[bytes], tail: int) -> int:
 
 def _ends_line(record: bytes) -> bool:
     return record.startswith(b"F ", _TAG_AT)
+
+
+def last_line(path: Path) -> str:
+    """The last line of a file that says something, "" where none of its last ones does."""
+    reader = Reader(Source(path, "", ""), tail=_LAST_LINES)
+    try:
+        return next((line.text for line in reversed(list(reader.read())) if line.text.strip()), "")
+    finally:
+        reader.close()
 
 
 def merged(readers: list[Reader]) -> Iterator[LogLine]:

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pathways_runtime import _contract
 from pw.backends.local import images
 from pw.backends.local.containers import STOPPED, Container, Host
 from pw.backends.local.jobs import Exit
@@ -131,6 +132,9 @@ class Pod:
         while await self._turn() and not container.stopping.is_set():
             began = self._now()
             code = await container.run()
+            if code == _contract.EXIT_BAD_FLAGS and container.emulated and not container.stopping.is_set():
+                # The kubelet would start it again for ever, though the flags that it refuses never change.
+                self._host.refused(self.key, container)
             if container.stopping.is_set() or policy == "Never" or (policy == "OnFailure" and code == 0):
                 return code
             # As the kubelet does: one that ran for long begins again with the shortest wait.

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from pathways_runtime import _contract
+from pw.backends.local import causes
 from pw.backends.local.containers import STOPPED, Container
 from pw.backends.local.jobset import JobSet, PodKey
 from pw.backends.local.metadata import Names
@@ -114,7 +115,7 @@ class Record:
     def _snapshot(self) -> State:
         return {
             "state": self.state,
-            "reason": self.reason,
+            "reason": self.reason or ("" if self.state.final else causes.of_wait(self._pods.values())),
             "started": _text(self._started),
             "finished": _text(self._finished),
             "restarts": self._machine.restarts,
