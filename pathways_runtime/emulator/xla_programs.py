@@ -204,20 +204,31 @@ def _read_options(engine: Engine, options: bytes) -> tuple[tuple[int, ...], byte
     except DecodeError as error:
         raise StatusError("INVALID_ARGUMENT", f"not the compile options of an XLA program: {error}") from error
     xla_flags.apply_own(inner)
-    assignment = inner.executable_build_options.device_assignment
+    build = inner.executable_build_options
+    assignment = build.device_assignment
     if not assignment.replica_count:
+        build.ClearField("device_assignment")
+        build.num_replicas = build.num_partitions = 1
         return (engine.topology.devices[0].id,), inner.SerializeToString()
-    computations = assignment.computation_devices
-    devices = tuple(
-        computation.replica_device_ids[replica]
-        for replica in range(assignment.replica_count)
-        for computation in computations
-    )
-    for computation in computations:
+    devices = _read_assignment(assignment)
+    build.num_replicas, build.num_partitions = assignment.replica_count, assignment.computation_count
+    for computation in assignment.computation_devices:
         ids = [device.id for device in engine.jax_devices(computation.replica_device_ids)]
         del computation.replica_device_ids[:]
         computation.replica_device_ids.extend(ids)
     return devices, inner.SerializeToString()
+
+
+def _read_assignment(assignment: Any) -> tuple[int, ...]:
+    """Its devices, replica by replica. StatusError where it is at odds with itself, which would end XLA's process."""
+    rows = [tuple(computation.replica_device_ids) for computation in assignment.computation_devices]
+    sides = (len(rows), {len(row) for row in rows})
+    if not rows or sides != (assignment.computation_count, {assignment.replica_count}):
+        raise StatusError("INVALID_ARGUMENT", f"a device assignment that is incomplete: {assignment}")
+    devices = tuple(device for replica in zip(*rows, strict=True) for device in replica)
+    if len(set(devices)) != len(devices):
+        raise StatusError("INVALID_ARGUMENT", f"a device assignment with a device twice: {devices}")
+    return devices
 
 
 def _copy(value: Any, placement: Placement) -> Any:

@@ -156,6 +156,8 @@ def compilations(draw: st.DrawFn) -> Any:
     options = compile_options(draw(SMALL))
     assignment = options.compile_options.executable_build_options.device_assignment
     assignment.CopyFrom(draw(messages(assignment.DESCRIPTOR)))
+    options.compile_options.executable_build_options.num_replicas = draw(NUMBERS)
+    options.compile_options.executable_build_options.num_partitions = draw(NUMBERS)
     other = options.SerializeToString()
     request.compile_options.data = draw(st.sampled_from([OPTIONS, OPTIONS, other, OPTIONS[:-1], b""]))
     return request
