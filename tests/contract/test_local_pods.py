@@ -166,7 +166,7 @@ def test_a_server_that_refuses_its_flags_fails_the_job_at_once(local: LocalBacke
         bad = make.sidecar("", _contract.PROXY_CONTAINER, **flags)
         plan = make.jobset(make.job(head, name="pathways-head", init=(bad,)), workers, failurePolicy={"maxRestarts": 9})
     status = local.wait(local.submit(plan))
-    assert (status.state, status.restarts) == (JobState.FAILED, 0)
+    assert (status.state, status.restarts, status.exit_code) == (JobState.FAILED, 0, 2)
     assert "exited with 2: error: " in status.reason
     assert "--nonsense" in status.reason
 

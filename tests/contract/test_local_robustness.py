@@ -17,7 +17,7 @@ import pytest
 from pw.backends.local import LocalBackend
 from pw.backends.local.processes import wait_ended
 from pw.config import Settings
-from pw.errors import BackendError, JobNotFoundError
+from pw.errors import BackendError, JobNotFoundError, SpecError
 from pw.status import JobRef, JobState, LogQuery
 
 Saw = Callable[..., str]
@@ -184,3 +184,14 @@ def test_the_terminal_may_close(local: LocalBackend, settings: Settings, make: A
     assert not local.get(ref).state.final
     local.cancel(ref)
     assert local.get(ref).state is JobState.CANCELLED
+
+
+def test_a_current_folder_that_is_gone_is_named(
+    local: LocalBackend, make: Any, monkeypatch: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    with pytest.raises(SpecError, match="the current folder no longer exists"):
+        local.submit(make.command("true"))
+    assert local.list() == []

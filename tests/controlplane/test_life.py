@@ -90,7 +90,7 @@ def test_waiting_gives_the_commands_exit_code(cluster: Cluster, backend: GkeBack
 
     status: JobStatus = found[0]
     assert (status.state, status.exit_code) == (JobState.FAILED, 7)
-    assert "job failures" in status.reason
+    assert status.reason.startswith("the command exited with 7 (jobset failed due to one or more job failures")
 
 
 def test_a_failed_pod_is_no_failed_job_while_restarts_remain(

@@ -90,7 +90,7 @@ class LocalBackend:
             "created": now().isoformat(),
             "compute_type": spec.compute_type,
             "num_slices": spec.num_slices,
-            "cwd": str(Path.cwd()),
+            "cwd": _current_folder(),
             "env": images.inherited(os.environ),
             "python": self._settings.emulator_python,
             "backoff_base_s": backoff.base_s,
@@ -185,6 +185,15 @@ class LocalBackend:
             with _watching(job) as watch:
                 real = _real_port(job, port, watch) if server else port
         yield f"{events.LOOPBACK}:{real}"
+
+
+def _current_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise SpecError(
+            "the current folder no longer exists, and the command would run in it: cd to one that does"
+        ) from None
 
 
 def _check_emulator(python: str) -> None:

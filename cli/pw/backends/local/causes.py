@@ -28,13 +28,22 @@ def of_wait(pods: Iterable[Pod]) -> str:
 
 def of_end(pods: Iterable[Pod]) -> str:
     """How the container ended that made the job fail or start again; "" where none failed."""
+    return next((f"{_subject(pod, container)} {_ended(container)}" for pod, container in _failed(pods)), "")
+
+
+def code_of_end(pods: Iterable[Pod]) -> int | None:
+    """The exit code of that container."""
+    return next((container.exit_code for _, container in _failed(pods)), None)
+
+
+def _failed(pods: Iterable[Pod]) -> list[tuple[Pod, Container]]:
+    """Containers that failed and were not just stopped, the one that most likely is the cause first."""
     failed = [
         (pod, container)
         for pod, container in _containers(pods)
         if container.exit_code and container.state != "running" and container.reason != STOPPED
     ]
-    failed.sort(key=lambda found: (not _is_command(*found), found[0].phase != "Failed"))
-    return next((f"{_subject(pod, container)} {_ended(container)}" for pod, container in failed), "")
+    return sorted(failed, key=lambda found: (not _is_command(*found), found[0].phase != "Failed"))
 
 
 def of_refusal(pod: Pod, container: Container) -> str:

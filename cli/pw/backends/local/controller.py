@@ -137,6 +137,7 @@ class Controller:
     def _finish(self, state: JobState, reason: str) -> None:
         if not self._end.done():
             self._jobset.end()
+            self._record.note_failure()
             self._end.set_result((state, reason))
             self._stop()
 

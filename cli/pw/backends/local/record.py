@@ -12,7 +12,7 @@ from typing import Any
 
 from pathways_runtime import _contract
 from pw.backends.local import causes
-from pw.backends.local.containers import STOPPED, Container
+from pw.backends.local.containers import Container
 from pw.backends.local.jobset import JobSet, PodKey
 from pw.backends.local.metadata import Names
 from pw.backends.local.pods import Pod
@@ -48,6 +48,7 @@ class Record:
         self._started: datetime | None = None
         self._finished: datetime | None = None
         self._exit_code: int | None = None
+        self._failed_code: int | None = None
         self._unwritten = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -80,6 +81,10 @@ class Record:
     def _count(self, pod: Pod, replaced: int = 0) -> None:
         if pod.key.replicated_job == _contract.WORKER_JOB:
             self._earlier_restarts[pod.key.job_index] += pod.restarts + replaced
+
+    def note_failure(self) -> None:
+        """Keeps the exit code of what failed, before all that still runs is stopped."""
+        self._failed_code = causes.code_of_end(self._pods.values())
 
     def touch(self) -> None:
         """Something changed; it is written soon."""
@@ -159,12 +164,10 @@ class Record:
 
     def _code(self, state: JobState) -> int | None:
         """The command's exit code; of a job that failed elsewhere, that of the container that did."""
+        if state is JobState.FAILED and self._failed_code is not None:
+            return self._failed_code
         coordinator = self._pods.get(self._names.coordinator[0])
-        code = coordinator.main.exit_code if coordinator and not coordinator.main.emulated else None
-        if state is JobState.FAILED and not code:
-            codes = [exit.code for pod in self._pods.values() if pod.reason != STOPPED for exit in pod.exits]
-            return next((code for code in codes if code), code)
-        return code
+        return coordinator.main.exit_code if coordinator and not coordinator.main.emulated else None
 
 
 def _pod(pod: Pod) -> dict[str, Any]:
