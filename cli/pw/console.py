@@ -11,11 +11,13 @@ import dataclasses
 import enum
 import json
 import os
+import signal
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pw.status import LogLine
 from pw.streams import translated
@@ -106,8 +108,28 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
         return
     from rich.text import Text
 
-    with _console(sys.stderr).status(Text(text)) as status:
-        yield lambda text: status.update(Text(text))
+    terminal = _console(sys.stderr)
+    with _ending_in_order():
+        try:
+            with terminal.status(Text(text)) as status:
+                yield lambda text: status.update(Text(text))
+        finally:
+            # What interrupts the start of the status leaves it hidden.
+            terminal.show_cursor(True)
+
+
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """SIGTERM in here ends the command as an error does: what was done to the terminal, as to its cursor, is undone."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class LogPrinter:

@@ -5,6 +5,8 @@
 
     backend = backends.get("local")
     job = jobs.submit(backend, JobSpec(name="digits", compute_type="v6e-8", command="python train.py"))
+    for line in jobs.logs(backend, job, follow=True):
+        print(line.text)
     status = jobs.wait(backend, job)
 
 A job is given as a JobRef, as the text of one, by its name alone, or as None for the newest.
@@ -16,6 +18,7 @@ import builtins
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from datetime import datetime
 
 from pathways_runtime import _contract
 from pw.backends import Backend
@@ -29,6 +32,8 @@ Job = JobRef | str | None
 
 # Lines of each container among which the last that say something are looked for.
 _READ_LINES = 200
+# How many of those are shown of a job that failed.
+LAST_LINES = 20
 
 
 def submit(backend: Backend, work: JobSpec | Plan, *, replace: bool = False) -> JobRef:
@@ -66,9 +71,20 @@ def list(backend: Backend, *, states: Collection[JobState] = (), name_contains: 
     ]
 
 
-def logs(backend: Backend, job: Job = None, query: LogQuery | None = None) -> Iterator[LogLine]:
-    """Lines in order of time; with `follow` ends when the job does. Raises JobNotFoundError."""
-    return backend.logs(find(backend, job), query or LogQuery())
+def logs(
+    backend: Backend,
+    job: Job = None,
+    *,
+    follow: bool = False,
+    tail: int | None = None,
+    since: datetime | None = None,
+    slice: int | None = None,
+    container: str | None = None,
+) -> Iterator[LogLine]:
+    """Lines in order of time, narrowed as LogQuery says; with `follow` those to come too, until the job ends. Raises
+    JobNotFoundError."""
+    query = LogQuery(follow=follow, tail=tail, since=since, slice=slice, container=container)
+    return backend.logs(find(backend, job), query)
 
 
 def wait(backend: Backend, job: Job = None, *, timeout_s: float | None = None) -> JobStatus:
@@ -126,9 +142,9 @@ def play(
             yield fault, ""
 
 
-def check(backend: Backend, status: JobStatus, *, tail: int = 20) -> None:
+def check(backend: Backend, status: JobStatus, *, tail: int = LAST_LINES) -> None:
     """Raises JobFailedError for a job that ended and did not succeed: with its exit code, the last `tail` lines of its
-    command and where the rest is."""
+    command and where the rest is. With `tail` 0 without lines, as for one who has just seen them."""
     if not status.state.final or status.state is JobState.SUCCEEDED:
         return
     verb = "was cancelled" if status.state is JobState.CANCELLED else "failed"
@@ -143,6 +159,8 @@ def check(backend: Backend, status: JobStatus, *, tail: int = 20) -> None:
 
 def _last_lines(backend: Backend, ref: JobRef, count: int) -> builtins.list[str]:
     """The command's last lines that say something: JAX ends with a page of empty ones when its server goes."""
+    if not count:
+        return []
     lines = backend.logs(ref, LogQuery(tail=_READ_LINES, container=_contract.USER_CONTAINER))
     saying = deque((line for line in lines if line.text.strip()), maxlen=count)
     return [f"{line.pod}/{line.container} | {line.text}" for line in saying]

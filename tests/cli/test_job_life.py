@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +34,9 @@ def test_a_job_from_submit_to_delete(run_pw: RunPw, home: Path) -> None:
     assert submitted.out == "local://life\n"
     assert "pw job logs -f local://life" in submitted.err
 
-    assert run_pw("job", "wait", "life").code == 0
+    waited = run_pw("job", "wait", "life")
+    assert waited.code == 0
+    assert re.search(r"^job 'life' succeeded after \d+s$", waited.err, re.MULTILINE)
     status = json.loads(run_pw("job", "status", "--json").out)
     assert (status["ref"], status["state"], status["exit_code"]) == ("local://life", "Succeeded", 0)
     assert [job["ref"] for job in json.loads(run_pw("job", "list", "--json").out)] == ["local://life"]
@@ -46,6 +53,7 @@ def test_a_job_from_submit_to_delete(run_pw: RunPw, home: Path) -> None:
 
     cancelled = run_pw("job", "cancel", "life")
     assert cancelled.code == 0
+    assert "stopping" not in cancelled.err
     assert json.loads(run_pw("job", "status", "life", "--json").out)["state"] == "Succeeded"
 
     assert run_pw("job", "delete", "life").code == 0
@@ -58,12 +66,15 @@ def test_a_failed_job_gives_its_exit_code_and_its_last_lines(run_pw: RunPw) -> N
     followed = run_pw(*submit("fails", "echo one; echo 'no such file' >&2; exit 7", "--follow"))
     assert followed.code == 7
     assert followed.out.startswith("local://fails\n")
-    assert "/main | one\n" in followed.out
+    assert "/main | one\n" in followed.out and "/main | no such file\n" in followed.out
     assert "job 'fails' failed" in followed.err
-    assert "/main | no such file" in followed.err
+    assert "/main |" not in followed.err
     assert "pw job logs local://fails" in followed.err
 
-    assert run_pw("job", "wait").code == 7
+    for arguments in (["wait"], ["logs", "-f", "--container", "pathways-rm"]):
+        result = run_pw("job", *arguments)
+        assert result.code == 7
+        assert "/main | no such file" in result.err
     assert run_pw("job", "logs", "-f", "fails").code == 7
     assert run_pw("job", "logs", "fails").code == 0
 
@@ -78,7 +89,9 @@ def test_a_name_in_use_is_refused_and_replace_takes_only_a_finished_one_s(run_pw
     assert json.loads(run_pw("job", "cancel", "--json").out)["state"] == "Cancelled"
     assert run_pw("job", "wait", "taken").code != 0
     assert run_pw(*submit("taken", "true")).code == 2
-    assert run_pw(*submit("taken", "true", "--replace", "--await-job-completion")).code == 0
+    awaited = run_pw(*submit("taken", "true", "--replace", "--await-job-completion"))
+    assert awaited.code == 0
+    assert "job 'taken' succeeded after" in awaited.err
 
 
 def test_delete_of_a_running_job_is_refused(run_pw: RunPw) -> None:
@@ -98,6 +111,53 @@ def test_ctrl_c_in_follow_leaves_the_job_running_and_says_how_to_get_back(run_pw
     assert "pw job logs -f local://goes-on" in talk
     assert "Traceback" not in talk
     assert json.loads(run_pw("job", "status", "goes-on", "--json").out)["state"] == "Running"
+
+
+# Presses Ctrl-C at the moment at which the controller starts.
+INTERRUPTED_SUBMIT = """
+import os, signal, sys
+def press(event, arguments):
+    if event == "subprocess.Popen" and "pw.backends.local.controller" in arguments[1]:
+        os.kill(os.getpid(), signal.SIGINT)
+sys.addaudithook(press)
+from pw.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_ctrl_c_while_a_job_starts_is_held_back_until_its_reference_is_there(run_pw: RunPw) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_SUBMIT, *submit("early", "sleep 600")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "local://early\n")
+    assert "job 'early' goes on" in done.stderr and "pw job cancel local://early" in done.stderr
+    assert json.loads(run_pw("job", "status", "early", "--json").out)["state"] in ("Pending", "Running")
+
+
+def test_a_job_whose_reference_cannot_be_printed_is_told_of(run_pw: RunPw) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "pw", *submit("untold", "sleep 600")]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "job local://untold goes on" in done.stderr
+    assert "error: cannot write to stdout" in done.stderr
+
+
+def test_sigterm_gives_the_terminal_its_cursor_back(run_pw: RunPw) -> None:
+    assert run_pw(*submit("watched", "sleep 600")).code == 0
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "pw", "job", "wait", "watched"]
+    with subprocess.Popen(command, stdout=its, stderr=its, env=os.environ | {"TERM": "xterm"}) as waiting:
+        os.close(its)
+        shown = b""
+        while b"\x1b[?25l" not in shown:
+            shown += os.read(ours, 1024)
+        waiting.terminate()
+        with contextlib.suppress(OSError):  # EIO once nothing has the terminal open
+            while more := os.read(ours, 1024):
+                shown += more
+        assert waiting.wait() == 128 + signal.SIGTERM
+    os.close(ours)
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")
 
 
 def test_a_timeout_ends_the_command_and_not_the_job(run_pw: RunPw) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pw import backends, jobs
 from pw.errors import JobFailedError, JobNotFoundError, SpecError, WaitTimeoutError
 from pw.specs import JobSpec
-from pw.status import JobRef, JobState, LogQuery
+from pw.status import JobRef, JobState
 
 pytestmark = pytest.mark.usefixtures("stop_jobs")
 
@@ -20,7 +20,7 @@ def test_a_job_is_submitted_watched_and_deleted() -> None:
     backend = backends.get("local")
     job = jobs.submit(backend, spec("first", "echo hello"))
     assert job == JobRef("local", "first")
-    lines = list(jobs.logs(backend, job, LogQuery(follow=True, container="main")))
+    lines = list(jobs.logs(backend, job, follow=True, container="main"))
     assert [line.text for line in lines] == ["hello"]
     status = jobs.wait(backend, "first", timeout_s=60)
     assert (status.state, status.exit_code) == (JobState.SUCCEEDED, 0)

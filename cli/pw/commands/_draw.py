@@ -32,10 +32,16 @@ def summary(job: JobStatus) -> list[str]:
 
 
 def outcome(job: JobStatus) -> str:
-    """Where the job stands, for how long, and why: `Failed after 5s, exit code 1: BackoffLimitExceeded`."""
+    """Where the job stands, for how long, and why: `Failed after 5s: the command exited with 7`."""
     code = f", exit code {job.exit_code}" if job.exit_code else ""
-    reason = f": {job.reason}" if job.reason else ""
-    return f"{job.state}{_duration(job)}{code}{reason}"
+    reason = f": {' '.join(job.reason.split())}" if job.reason else code
+    return f"{job.state}{_duration(job)}{reason}"
+
+
+def sentence(job: JobStatus) -> str:
+    """That in a sentence: `job 'digits' succeeded after 23s`."""
+    text = outcome(job)
+    return f"job {job.ref.name!r} {text[0].lower()}{text[1:]}"
 
 
 def _duration(job: JobStatus) -> str:

@@ -13,8 +13,10 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from pathways_runtime import _contract
 from pw import backends, config, console, fields, jobs
 from pw.backends import Backend
+from pw.commands import _draw
 from pw.errors import ConfigError, SpecError, WaitTimeoutError
 from pw.status import JobRef, JobStatus, LogQuery
 
@@ -104,15 +106,26 @@ def follow(backend: Backend, ref: JobRef, query: LogQuery, *, timeout_s: int | N
     """Prints a job's lines until it ends. Raises JobFailedError for one that failed, WaitTimeoutError when the time is
     over."""
     with _deadline(ref, timeout_s):
-        print_logs(backend, ref, query, json=json)
-        jobs.check(backend, jobs.wait(backend, ref))
+        printed = print_logs(backend, ref, query, json=json)
+        end(backend, jobs.wait(backend, ref), shown=_contract.USER_CONTAINER in printed)
 
 
-def print_logs(backend: Backend, ref: JobRef, query: LogQuery, *, json: bool = False) -> None:
-    """Prints the lines that a job has, or with a query that follows, those to come as well."""
+def print_logs(backend: Backend, ref: JobRef, query: LogQuery, *, json: bool = False) -> set[str]:
+    """Prints the lines that a job has, or with a query that follows, those to come as well. Gives the names of the
+    containers whose lines they were."""
     printer = console.LogPrinter(json=json)
-    for line in jobs.logs(backend, ref, query):
+    printed: set[str] = set()
+    for line in backend.logs(ref, query):
         printer.line(line)
+        printed.add(line.container)
+    return printed
+
+
+def end(backend: Backend, found: JobStatus, *, shown: bool = False) -> None:
+    """Tells how a job ended, unless that is an error: raises JobFailedError, with the last lines of its command if
+    those were not `shown`."""
+    jobs.check(backend, found, tail=0 if shown else jobs.LAST_LINES)
+    console.say(_draw.sentence(found))
 
 
 def wait(backend: Backend, ref: JobRef, *, timeout_s: int | None = None) -> JobStatus:
@@ -134,12 +147,33 @@ def left_running(ref: JobRef) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def interrupts_held() -> Iterator[list[int]]:
+    """Ctrl-C in here is only noted, in the list: what is begun comes to its end. A second one is not held back."""
+    noted: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        if noted:
+            raise KeyboardInterrupt
+        noted.append(number)
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield noted
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def _deadline(ref: JobRef, timeout_s: int | None) -> Iterator[None]:
     """Raises WaitTimeoutError in here, whatever the main thread waits for, when the time is over."""
 
     def ring(_number: int, _frame: FrameType | None) -> NoReturn:
         raise WaitTimeoutError(
-            f"job {ref.name!r} had not ended after {fields.duration_text(timeout_s or 0)}; it goes on",
+            f"job {ref.name!r} has not ended after {fields.duration_text(timeout_s or 0)}; it goes on",
             hints=(f"pw job logs -f {ref}", f"pw job cancel {ref}"),
         )
 

@@ -96,10 +96,12 @@ def cancel(
 ) -> None:
     """Stop a job within its grace period; of a finished job nothing changes."""
     chosen, ref = _shared.choose(where, job)
-    with console.progress(f"stopping job {ref.name!r}"):
-        jobs.cancel(chosen, ref)
     found = jobs.get(chosen, ref)
-    console.say(f"job {ref.name!r}: {_draw.outcome(found)}")
+    if not found.state.final:
+        with console.progress(f"stopping job {ref.name!r}"):
+            jobs.cancel(chosen, ref)
+        found = jobs.get(chosen, ref)
+    console.say(_draw.sentence(found))
     if json:
         console.print_json(found)
 
@@ -122,8 +124,7 @@ def wait(
         found = _shared.wait(chosen, ref, timeout_s=timeout_s)
     if json:
         console.print_json(found)
-    jobs.check(chosen, found)
-    console.say(f"job {ref.name!r}: {_draw.outcome(found)}")
+    _shared.end(chosen, found)
 
 
 @app.command()

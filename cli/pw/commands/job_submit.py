@@ -10,12 +10,14 @@ import typer
 import typer.core
 
 from pw import backends, config, console, envfile, files, jobs, names, render, specfile
+from pw.backends import Backend
 from pw.commands import _options, _shared
 from pw.commands._shared import Where, placed
 from pw.config import Settings
 from pw.errors import SpecError
 from pw.specs import JobSpec, Plan
 from pw.status import JobRef, LogQuery
+from pw.streams import OutputClosedError, OutputError
 
 _MANIFEST = "manifest"
 _SPEC = "spec"
@@ -83,14 +85,28 @@ def submit(
     if form:
         _show(plan, form, dry_run_out)
         return
-    ref = jobs.submit(chosen, plan, replace=replace)
+    ref, interrupted = _submit(chosen, plan, replace=replace)
     with _shared.left_running(ref):
-        console.out(str(ref))
+        if interrupted:
+            raise KeyboardInterrupt
         _tell_how(ref, follow=follow)
         if follow:
             _shared.follow(chosen, ref, LogQuery(follow=True), timeout_s=timeout_s)
         elif stays:
-            jobs.check(chosen, _shared.wait(chosen, ref, timeout_s=timeout_s))
+            _shared.end(chosen, _shared.wait(chosen, ref, timeout_s=timeout_s))
+
+
+def _submit(backend: Backend, plan: Plan, *, replace: bool) -> tuple[JobRef, bool]:
+    """Starts the job and prints its reference; also whether Ctrl-C came meanwhile. A job of which the user cannot be
+    told on stdout is told of on stderr."""
+    with _shared.interrupts_held() as noted:
+        ref = jobs.submit(backend, plan, replace=replace)
+        try:
+            console.out(str(ref))
+        except (OutputError, OutputClosedError):
+            console.say(f"job {ref} goes on")
+            raise
+    return ref, bool(noted)
 
 
 def _job(typed: dict[str, Any], spec: Path | None, env_file: Path | None, words: list[str] | None) -> JobSpec:
