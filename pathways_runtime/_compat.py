@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import jax
 import numpy as np
@@ -218,7 +218,7 @@ def route_callbacks(is_ours: Callable[[Any], bool], offer: Callable[[Sequence[Ca
             context = context.replace(module_context=module_context)
         return emit(context, *arguments, **named)
 
-    callback.emit_python_callback = emit_python_callback
+    callback.emit_python_callback = cast(Any, emit_python_callback)
 
 
 class PluginProgram:
@@ -271,12 +271,26 @@ class ColocatedFunction:
         return leaves
 
 
-def exchange(ticket: bytes, devices: Any, arrays: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
+def take_arrays(ticket: str, function: ColocatedFunction) -> list[Any]:
+    """The arguments of a call, from the server."""
+    return _exchange(ticket, function.devices, [], function.in_specs) if function.in_specs else []
+
+
+def give_arrays(ticket: str, results: Sequence[Any]) -> None:
+    """Gives the results of a call to the server: together those on the same devices."""
+    by_devices: dict[Any, list[int]] = {}
+    for index, result in enumerate(results):
+        by_devices.setdefault(result.sharding._internal_device_list, []).append(index)
+    for devices, indices in by_devices.items():
+        _exchange(f"{ticket} {' '.join(map(str, indices))}", devices, [results[index] for index in indices], [])
+
+
+def _exchange(text: str, devices: Any, arrays: Sequence[Any], specs: Sequence[Any]) -> list[Any]:
     """Gives `arrays` to the server and takes those of `specs` from it, by a program that only it understands."""
     from jax.extend.ifrt_programs import ifrt_programs
 
     given = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for array in arrays]
-    program = ifrt_programs.make_colocated_python_program("exchange", ticket, devices, given, specs)
+    program = ifrt_programs.make_colocated_python_program("exchange", text.encode(), devices, given, specs)
     options = ifrt_programs.make_colocated_python_compile_options()
     executable = devices[0].client.compile_ifrt_program(program, options)
     results = executable.execute_sharded(list(arrays), with_tokens=True)

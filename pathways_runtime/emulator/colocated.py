@@ -117,8 +117,16 @@ class Call:
         self._program = program
         self.arguments = arguments
         self.results = results
+        self._missing = len(results)
         self._error: StatusError | None = None
         self._ended = threading.Event()
+
+    def give(self, indices: Sequence[int], arrays: Sequence[Array]) -> bool:
+        """The results of these indices are here; True when all are."""
+        for index, array in zip(indices, arrays, strict=True):
+            self.results[index].keep(array)
+        self._missing -= len(indices)
+        return self._missing == 0
 
     def finish(self, error: StatusError | None) -> None:
         """The function has returned, or `error` was raised."""
@@ -136,12 +144,15 @@ class Call:
 
 
 class Exchange(CustomCall):
-    """What a sidecar runs to take the arguments of a call and to give its results: the payload is the call's ticket."""
+    """What a sidecar runs to take the arguments of a call, or to give results of it.
+
+    Its payload is the call's ticket and, in order of its own arguments, which of the results they are.
+    """
 
     def __init__(self, engine: Engine, sidecar: Sidecar, message: Any) -> None:
         super().__init__(engine, message)
         try:
-            self._ticket = int(message.serialized_program_text)
+            self._ticket, *self._indices = (int(word) for word in message.serialized_program_text.split())
         except ValueError as error:
             raise StatusError("PERMISSION_DENIED", "colocated Python cannot call colocated Python") from error
         self._sidecar = sidecar
@@ -153,13 +164,13 @@ class Exchange(CustomCall):
             raise StatusError("NOT_FOUND", f"there is no call {self._ticket}")
         if self._outputs:
             return [_copy(array) for array in call.arguments], None
-        del self._sidecar.calls[self._ticket]
         try:
-            for promised, array in zip(call.results, arguments, strict=True):
-                promised.keep(array)
+            is_complete = call.give(self._indices, arguments)
         except Exception as error:
             call.finish(StatusError.of(error))
             raise
+        if is_complete:
+            self._sidecar.calls.pop(self._ticket, None)
         return [], None
 
 

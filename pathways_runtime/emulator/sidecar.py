@@ -75,11 +75,8 @@ class Sidecar:
 
     def _call(self, request: dict[str, Any], payload: bytes) -> None:
         function = self._programs[request["program"]]
-        ticket = str(request["ticket"]).encode()
-        arguments = _compat.exchange(ticket, function.devices, [], function.in_specs) if function.in_specs else []
-        results = function(arguments)
-        if results:
-            _compat.exchange(ticket, function.devices, results, [])
+        ticket = str(request["ticket"])
+        _compat.give_arrays(ticket, function(_compat.take_arrays(ticket, function)))
 
 
 def _describe(failure: BaseException) -> str:
