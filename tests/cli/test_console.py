@@ -54,6 +54,15 @@ def test_a_table_on_a_terminal_keeps_all_text_and_takes_none_for_markup(terminal
     assert "\x1b[1m" in terminal.getvalue()
 
 
+def test_names_on_a_narrow_terminal_are_whole_and_in_one_line(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    with contextlib.redirect_stdout(terminal):
+        console.table(("POD", "PHASE"), [["digits-pathways-head-0-0-abcde", "Succeeded and more"]])
+    assert terminal.getvalue().splitlines()[1] == "digits-pathways-head-0-0-abcde  Succeeded and more"
+
+
 def test_no_color_is_honoured_on_a_terminal(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     with contextlib.redirect_stdout(terminal):

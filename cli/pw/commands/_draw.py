@@ -16,9 +16,9 @@ POD_COLUMNS = ("POD", "PHASE", "CONTAINER", "STATE", "RESTARTS", "EXIT", "WHY")
 
 
 def job_row(job: JobStatus) -> Row:
-    """The job under `JOB_COLUMNS`."""
-    restarts = f"{job.restarts}/{job.max_restarts}"
-    return (job.ref.name, job.state.value, _slices(job), restarts, _time(job.created), _time(job.finished))
+    """The job under `JOB_COLUMNS`: how long ago, so that a row fits on 80 columns."""
+    restarts = f"{job.restarts_counted}/{job.max_restarts}"
+    return (job.ref.name, job.state.value, _slices(job), restarts, _ago(job.created), _ago(job.finished))
 
 
 def summary(job: JobStatus) -> list[str]:
@@ -26,9 +26,15 @@ def summary(job: JobStatus) -> list[str]:
     times = (("created", job.created), ("started", job.started), ("ended", job.finished))
     return [
         f"{job.ref}  {outcome(job)}",
-        f"{_slices(job)}, {job.restarts} of {job.max_restarts} restarts used",
+        f"{_slices(job)}, {_restarts(job)}",
         ", ".join(f"{word} {_time(time)}" for word, time in times if time is not None),
     ]
+
+
+def _restarts(job: JobStatus) -> str:
+    free = job.restarts - job.restarts_counted
+    more = f" ({free} more that do not count)" if free else ""
+    return f"{job.restarts_counted} of {job.max_restarts} restarts used{more}"
 
 
 def outcome(job: JobStatus) -> str:
@@ -86,6 +92,17 @@ def _cells(container: ContainerStatus) -> Row:
 
 def _slices(job: JobStatus) -> str:
     return f"{job.num_slices} x {job.compute_type}" if job.compute_type else str(job.num_slices)
+
+
+def _ago(time: datetime | None) -> str:
+    """`3m ago`: in the largest unit of which there are two, or in seconds."""
+    if time is None:
+        return ""
+    seconds = max(0, int((datetime.now(UTC) - time).total_seconds()))
+    for unit, size_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * size_s:
+            return f"{seconds // size_s}{unit} ago"
+    return f"{seconds}s ago"
 
 
 def _time(time: datetime | None) -> str:
