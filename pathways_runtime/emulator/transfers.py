@@ -53,7 +53,7 @@ def _array_of_shards(session: Session, spec: Any, taken: list[Any]) -> Array:
         shard_dtype, shard_shape = wire.read_dtype(buffer.dtype), wire.read_shape(buffer.shape)
         shard = _read_host(data, shard_dtype, shard_shape, wire.read_strides(buffer))
         for index in indices.indices:
-            shards[index] = shard
+            shards[_checked_index(index, len(shards))] = shard
     if any(shard is None for shard in shards):
         raise StatusError("INVALID_ARGUMENT", f"a device of {placement.devices} got no shard")
     return put(shards, dtype, shape, placement, stamp)
@@ -203,19 +203,20 @@ def _remap(session: Session, plan: Any, index: int, arrays: list[Array], sources
     dtype, shape = wire.read_dtype(spec.dtype), wire.read_shape(spec.shape)
     placement = session.engine.placement(wire.read_sharding(spec.sharding), shape)
     shards: list[Any] = [None] * len(placement.devices)
-    stamps = set()
+    stamps: set[tuple[int, int]] = set()
     for mapping in plan.mappings:
         if mapping.out_array == index:
-            stamps.update(arrays[mapping.in_array].stamp)
-            for source, target in _intervals(mapping):
-                shards[target] = sources[mapping.in_array][source]
+            in_array = _checked_index(mapping.in_array, len(arrays))
+            stamps.update(arrays[in_array].stamp)
+            for source, target in _intervals(mapping, len(sources[in_array]), len(shards)):
+                shards[target] = sources[in_array][source]
     if any(shard is None for shard in shards):
         raise StatusError("INVALID_ARGUMENT", f"the plan gives no shard to a device of output {index}")
     stamp = tuple(sorted(mark for mark in stamps if mark[0] in placement.slices))
     return assemble(shards, dtype, shape, placement, stamp)
 
 
-def _intervals(mapping: Any) -> list[tuple[int, int]]:
+def _intervals(mapping: Any, num_sources: int, num_targets: int) -> list[tuple[int, int]]:
     """(index of the shard in the source, in the target) for each shard that a mapping moves."""
     pairs: list[tuple[int, int]] = []
     fields = (
@@ -227,8 +228,22 @@ def _intervals(mapping: Any) -> list[tuple[int, int]]:
         mapping.to_step,
     )
     for from_start, from_end, from_step, to_start, to_end, to_step in zip(*fields, strict=True):
-        pairs += zip(range(from_start, from_end, from_step), range(to_start, to_end, to_step), strict=True)
+        taken = _interval(from_start, from_end, from_step, num_sources)
+        pairs += zip(taken, _interval(to_start, to_end, to_step, num_targets), strict=True)
     return pairs
+
+
+def _interval(start: int, end: int, step: int, count: int) -> range:
+    indices = range(start, end, step) if step > 0 else range(0)
+    if not indices or start < 0 or indices[-1] >= count:
+        raise StatusError("INVALID_ARGUMENT", f"interval {start}:{end}:{step} leads out of {count} shards")
+    return indices
+
+
+def _checked_index(index: int, count: int) -> int:
+    if not 0 <= index < count:
+        raise StatusError("INVALID_ARGUMENT", f"index {index} is none of 0 to {count - 1}")
+    return index
 
 
 # The future of a deletion. It is ready at once, so nothing is kept for it.
