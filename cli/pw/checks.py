@@ -11,18 +11,19 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pathways_runtime import _contract
-from pw import manifest_parts, mounts, versions
+from pw import fields, manifest_parts, mounts, versions
 from pw.errors import SpecError
 from pw.fields import Pairs
 
 if TYPE_CHECKING:
     from pw.specs import JobSpec
 
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 _LABEL_KEY = re.compile(r"(?:(?P<prefix>[^/]+)/)?(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)")
 _QUANTITY = re.compile(r"[1-9][0-9]{0,14}(?:[kMGT]|[KMGT]i)?")
 _IMAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/:@-]*[A-Za-z0-9])?")
+# What follows an @ in an image's name, if one does.
+_DIGEST = re.compile(r"|sha256:[0-9a-f]{64}")
 _RESERVATION = re.compile(
     r"(?:projects/[^/]+/reservations/)?[^/]+(?:/reservationBlocks/[^/]+(?:/reservationSubBlocks/[^/]+)?)?"
 )
@@ -41,6 +42,8 @@ SERVER_FLAGS: Mapping[str, str] = {
 }
 # What Linux takes as one argument or variable (MAX_ARG_STRLEN), less a variable's name.
 MAX_TEXT_BYTES = 128 * 1024 - 256
+# A node that goes waits an hour at most; more than a day is a slip of the unit.
+MAX_GRACE_S = 24 * 3600
 _PROVISIONING = ("on-demand", "spot", "reservation")
 
 
@@ -169,7 +172,7 @@ def _check_environments(spec: JobSpec) -> None:
 
 def _check_environment(flag: str, pairs: Pairs, reserved: frozenset[str]) -> None:
     for name, _ in pairs:
-        if not _IDENTIFIER.fullmatch(name):
+        if not fields.VARIABLE.fullmatch(name):
             raise SpecError(f"{flag}: {name!r} is not the name of a variable: want letters, digits and underscores")
         if name in reserved:
             raise SpecError(f"{flag}: {name!r} is set by pw, to what it is in this very job; drop it")
@@ -207,6 +210,11 @@ def _check_capacity(spec: JobSpec) -> None:
         _check_reservation(reservation)
     if spec.spot and provisioning not in ("", "spot"):
         raise SpecError(f"--spot contradicts --gke-nap-provisioning {provisioning!r}; drop one of them")
+    if spec.grace_period_s > MAX_GRACE_S:
+        raise SpecError(
+            f"--grace-period {fields.duration_text(spec.grace_period_s)} is too long: "
+            f"want at most {fields.duration_text(MAX_GRACE_S)}"
+        )
     if spec.shm_size and not _QUANTITY.fullmatch(spec.shm_size):
         raise SpecError(f"--shm-size {spec.shm_size!r} is not a size: want one such as 100Gi")
     for code in spec.restart_on_exit_codes:
@@ -261,8 +269,11 @@ def _images(spec: JobSpec) -> list[tuple[str, str]]:
 def _check_images(spec: JobSpec) -> None:
     versions_of: dict[str, str] = {}
     for flag, image in _images(spec):
-        if not _IMAGE.fullmatch(image) or "//" in image:
-            raise SpecError(f"{flag} {image!r} is not the name of an image: want REGISTRY/PATH:TAG")
+        if not _IMAGE.fullmatch(image) or "//" in image or not _DIGEST.fullmatch(image.partition("@")[2]):
+            raise SpecError(
+                f"{flag} {image!r} is not the name of an image: want REGISTRY/PATH:TAG or REGISTRY/PATH@sha256:DIGEST, "
+                "64 hexadecimal digits"
+            )
         if flag != "--image" and (version := versions.jax_of(image)):
             versions_of[f"{flag} {image!r}"] = version
     if len(set(versions_of.values())) > 1:

@@ -150,7 +150,13 @@ def _read(row: dataclasses.Field[Any], source: _Source, home: Path) -> Any:
     try:
         return row.metadata["read"](text)
     except ValueError as exc:
-        raise ConfigError(f"setting {row.name} is {text!r} in {source.title(row.name)}: {exc}") from exc
+        title = source.title(row.name)
+        what = (
+            f"{title} {text!r}"
+            if title in (flag(row.name), variable(row.name))
+            else f"setting {row.name} {text!r} in {title}"
+        )
+        raise ConfigError(f"{what}: {exc}") from exc
 
 
 def _file(path: Path) -> _Source:

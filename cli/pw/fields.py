@@ -15,6 +15,9 @@ from typing import Any
 
 from pw.errors import SpecError
 
+# The name of an environment variable.
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
 Pairs = tuple[tuple[str, str], ...]
 
 
@@ -91,17 +94,20 @@ def _integer(values: Sequence[str]) -> int:
     return int(values[-1])
 
 
+# What Kubernetes' int32 holds.
+MAX_DURATION_S = 2**31 - 1
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def duration_s(text: str) -> int:
-    """Seconds of `90`, `90s`, `1h30m` or `2d`. Raises ValueError for anything else."""
+    """Seconds of `90`, `90s`, `1h30m` or `2d`. Raises ValueError for anything else, and for more than 68 years."""
     text = text.strip()
-    if re.fullmatch(r"[0-9]+", text):
-        return int(text)
-    if not re.fullmatch(r"(?:[0-9]+[smhd])+", text):
+    if not re.fullmatch(r"[0-9]{1,12}|(?:[0-9]{1,12}[smhd])+", text):
         raise ValueError("want a duration such as 90s, 30m or 1h30m")
-    return sum(int(count) * _UNIT_S[unit] for count, unit in re.findall(r"([0-9]+)([smhd])", text))
+    seconds = sum(int(count) * _UNIT_S[unit or "s"] for count, unit in re.findall(r"([0-9]+)([smhd]?)", text))
+    if seconds > MAX_DURATION_S:
+        raise ValueError(f"want at most {MAX_DURATION_S // 86400}d")
+    return seconds
 
 
 def duration_text(seconds: int) -> str:
@@ -142,6 +148,8 @@ def _exit_codes(values: Sequence[str]) -> tuple[int, ...]:
         if match is None:
             raise ValueError(f"want codes such as 42,128-255, got {part!r}")
         first, last = int(match[1]), int(match[2] or match[1])
+        if first > last:
+            raise ValueError(f"range {part.strip()!r} is backwards: want {last}-{first}")
         if not 1 <= first <= last <= 255:
             raise ValueError(f"exit codes are 1 to 255, got {part.strip()!r}")
         codes.update(range(first, last + 1))
@@ -165,10 +173,14 @@ def _quantity(values: Sequence[str]) -> str:
 
 
 def _arguments(values: Sequence[str]) -> tuple[str, ...]:
+    return tuple(word for value in values for word in _words(value))
+
+
+def _words(text: str) -> list[str]:
     try:
-        return tuple(word for value in values for word in shlex.split(value))
+        return shlex.split(text)
     except ValueError as exc:
-        raise ValueError(f"quotes do not match in {values!r}") from exc
+        raise ValueError(f"quotes do not match in {text!r}") from exc
 
 
 def _flag(values: Sequence[str]) -> bool:
@@ -203,4 +215,8 @@ def check_counts(spec: Any, *, at_least_1: tuple[str, ...] = (), at_least_0: tup
         for name in names:
             value = getattr(spec, name)
             if not least <= value < 2**31:
-                raise SpecError(f"{name} {value!r} is out of range: want {least} to {2**31 - 1}")
+                raise SpecError(f"{_flag_of(spec, name)} {value!r} is out of range: want {least} to {2**31 - 1}")
+
+
+def _flag_of(spec: Any, name: str) -> str:
+    return next(option_of(field).flags[0] for field in dataclasses.fields(spec) if field.name == name)

@@ -14,6 +14,8 @@ from pw.fields import Mount
 _BUCKET_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 _ADDRESS = re.compile(r"[0-9]+(?:\.[0-9]+){3}")
 _DNS_NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
+# Legal in an object's name, but read otherwise by gcloud (wildcards), by URLs or by a shell.
+_UNFIT_IN_FOLDER = re.compile(r"[*?\[\]#]|\$\(")
 _BLANK = re.compile(r"[\s\x00-\x1f\x7f]")
 # Directories that a container cannot have from elsewhere.
 _SYSTEM = ("/", "/dev", "/proc", "/sys")
@@ -34,6 +36,8 @@ def check_gs(what: str, location: str) -> None:
         )
     elif folder.startswith("/") or "//" in folder:
         reason = "a doubled slash makes a folder without a name"
+    elif unfit := _UNFIT_IN_FOLDER.search(folder):
+        reason = f"{unfit[0]!r} in a folder's name means something else to most tools"
     elif {".", ".."} & set(folder.split("/")):
         reason = "Cloud Storage has no folders '.' and '..'"
     else:

@@ -1,8 +1,8 @@
 """Jobs kept in files: the fields of a JobSpec in YAML, under the names of their flags in snake case.
 
 Every scalar is the text that stands in the file, whatever YAML would make of it, and is read as the flag would read it:
-`1e-5`, `0o17` and `y` stay what they are. Of the arguments of a Pathways server, a string is split as a shell would,
-and of a list each item is one argument.
+`1e-5`, `0o17` and `y` stay what they are. A key without a value, or with YAML's null, is not given. Of the arguments of
+a Pathways server, a string is split as a shell would, and of a list each item is one argument.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from pw.fields import Option
 if TYPE_CHECKING:
     import yaml
 
+_NULLS = ("", "~", "null", "Null", "NULL")
+
 
 def read(path: Path) -> dict[str, Any]:
     """The fields that the file gives, parsed, as `JobSpec` takes them. Raises SpecError with file and line."""
@@ -31,7 +33,8 @@ def read(path: Path) -> dict[str, Any]:
         if option.name in found:
             raise SpecError(f"{_place(path, key)}: key {key.value!r} is given twice")
         try:
-            found[option.name] = _value(option, value)
+            if not _is_null(value):
+                found[option.name] = _value(option, value)
         except ValueError as exc:
             raise SpecError(f"{_place(path, key)}: {key.value}: {exc}") from exc
     return found
@@ -100,8 +103,9 @@ def _place(path: Path, node: yaml.Node) -> str:
 
 def _nearest(key: str, options: dict[str, Option]) -> str:
     names = {flag.lstrip("-").replace("-", "_"): name for name, option in options.items() for flag in option.flags}
-    near = difflib.get_close_matches(key.replace("-", "_"), names, n=1)
-    return f"did you mean {names[near[0]]!r}?" if near else f"want one of {', '.join(options)}"
+    near = list(dict.fromkeys(names[name] for name in difflib.get_close_matches(key.replace("-", "_"), names, n=3)))
+    known = "pw job submit --help has the flags, whose names in snake case are the keys"
+    return f"did you mean {' or '.join(map(repr, near))}?" if near else known
 
 
 def _value(option: Option, node: yaml.Node) -> Any:
@@ -110,7 +114,7 @@ def _value(option: Option, node: yaml.Node) -> Any:
     texts = _texts(option, node)
     if _one_each(option) and isinstance(node, yaml.SequenceNode):
         return tuple(texts)
-    return option.text.read(texts) if texts else option.default
+    return option.text.read(texts)
 
 
 def _one_each(option: Option) -> bool:
@@ -118,12 +122,19 @@ def _one_each(option: Option) -> bool:
     return option.single is not None
 
 
+def _is_null(node: yaml.Node) -> bool:
+    """Whether YAML has no value here: nothing, `~` or an unquoted null."""
+    import yaml
+
+    return isinstance(node, yaml.ScalarNode) and node.style is None and node.value in _NULLS
+
+
 def _texts(option: Option, node: yaml.Node) -> list[str]:
-    """What would have been typed, one string for each time the flag is given; none for a key without a value."""
+    """What would have been typed, one string for each time the flag is given."""
     import yaml
 
     if isinstance(node, yaml.ScalarNode):
-        return [] if node.value == "" and node.style is None else [node.value]
+        return [node.value]
     if not option.text.repeatable:
         raise ValueError("want one value")
     if isinstance(node, yaml.SequenceNode):
@@ -138,6 +149,8 @@ def _scalar(node: yaml.Node) -> str:
 
     if not isinstance(node, yaml.ScalarNode):
         raise ValueError("want plain values, not lists or mappings inside")
+    if _is_null(node):
+        raise ValueError(f"{node.value!r} is no value: want one in quotes if that is meant, such as ''")
     return str(node.value)
 
 

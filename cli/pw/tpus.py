@@ -18,6 +18,8 @@ from pw.errors import SpecError
 
 _TOPOLOGY = r"[0-9]+(?:x[0-9]+)+"
 _SHOWN = 8
+# Generations of Cloud TPU before those of Pathways on GKE.
+_TOO_OLD = ("v2", "v3")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +56,12 @@ class _Typed:
 @cache
 def resolve(compute_type: str, topology: str = "") -> Resolution:
     """The shape that `compute_type` and `topology` name. Raises SpecError with what would do instead."""
+    for what, text in (("compute type", compute_type), ("topology", topology)):
+        if text != text.strip():
+            raise SpecError(f"{what} {text!r} has white space around it: leave that out")
     typed = _parse(compute_type)
     machines = _machines(typed)
-    wanted = _agreed_topology(typed, topology.strip().lower())
+    wanted = _agreed_topology(typed, topology.lower())
     if typed.number is not None:
         return _by_number(typed, machines, wanted)
     if not wanted:
@@ -85,7 +90,7 @@ def _has(pool: NodePool, shape: SliceShape) -> bool:
 
 
 def _parse(compute_type: str) -> _Typed:
-    text = compute_type.strip().lower()
+    text = compute_type.lower()
     prefix, separator, topology = text.partition(":")
     if separator:
         return _Typed(compute_type, prefix, topology)
@@ -114,6 +119,8 @@ def _prefixes() -> dict[str, tuple[MachineType, ...]]:
 
 def _machines(typed: _Typed) -> tuple[MachineType, ...]:
     prefixes = _prefixes()
+    if typed.prefix in _TOO_OLD:
+        raise SpecError(f"compute type {typed.text!r} is too old: Pathways on GKE runs on v4 and newer (pw tpus)")
     if typed.prefix not in prefixes:
         near = difflib.get_close_matches(typed.prefix, prefixes, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""

@@ -32,7 +32,7 @@ REFUSED = {
     "broken gs path": (["--gcs-scratch-location", "gs:/bucket", *COMMAND], "gs:/bucket"),
     "gs path without bucket": (["--gcs-scratch-location", "gs://", *COMMAND], "gs://"),
     "headless with command": (["--pathways-headless", *COMMAND], "headless"),
-    "unknown backend": (["--backend", "slurm", *COMMAND], "slurm"),
+    "unknown backend": (["--backend", "slurm", *COMMAND], "--backend 'slurm': want local or gke"),
     "our proxy flag": (["--pathways-proxy-arg=--server_port=1", *COMMAND], "server_port"),
     "our server flag": (["--pathways-server-args", "--node_type=x", *COMMAND], "node_type"),
     "our worker flag": (["--pathways-worker-args=--resource_manager_address=x", *COMMAND], "resource_manager_address"),
@@ -44,11 +44,20 @@ REFUSED = {
     "word without dashes": (["train.py"], "--"),
     "unknown option": (["--num-slice", "2", *COMMAND], "--num-slices"),
     "no number": (["--num-slices", "two", *COMMAND], "--num-slices"),
-    "no slices": (["--num-slices", "0", *COMMAND], "num_slices"),
+    "no slices": (["--num-slices", "0", *COMMAND], "--num-slices 0 is out of range: want 1 to"),
+    "backwards": (["--restart-on-exit-codes", "5-3", *COMMAND], "range '5-3' is backwards: want 3-5"),
+    "long grace": (["--grace-period", "1000h", *COMMAND], "--grace-period 1000h is too long: want at most 24h"),
+    "endless grace": (["--grace-period", "9" * 30 + "h", *COMMAND], "--grace-period"),
+    "endless time": (["--timeout", "99999999999h", *COMMAND], "--timeout '99999999999h': want at most 24855d"),
+    "digest": (["--image", "gcr.io/x@sha256:12", *COMMAND], "@sha256:DIGEST, 64 hexadecimal digits"),
+    "no output": (["-o", "", *COMMAND], "--dry-run-out '' names no file"),
     "too many restarts": (["--restarts", str(2**31), *COMMAND], "restarts"),
     "no duration": (["--grace-period", "soon", *COMMAND], "--grace-period"),
     "exit code 0": (["--restart-on-exit-codes", "0", *COMMAND], "--restart-on-exit-codes"),
-    "unpaired quote": (["--pathways-proxy-args", "'a", *COMMAND], "--pathways-proxy-args"),
+    "unpaired quote": (
+        ["--pathways-proxy-args", "'a", *COMMAND],
+        '--pathways-proxy-args: quotes do not match in "\'a"',
+    ),
     "mount without target": (["--mount", "gs://bucket", *COMMAND], "--mount"),
     "mounts of one target": (["--mount", "/a:/x", "--mount", "/b:/x", *COMMAND], "/x"),
     "env without equals": (["--env", "A", *COMMAND], "--env"),
@@ -157,11 +166,32 @@ def test_env_wins_over_the_env_file(run_pw: RunPw, home: Path) -> None:
     assert yaml.safe_load(result.out)["env"] == ["A=9", "B= two words ", "C=x=y", "D=4"]
 
 
-def test_a_bad_line_of_the_env_file_is_named(run_pw: RunPw, home: Path) -> None:
-    (home / "job.env").write_text("A=1\nexport\n")
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("export", "want NAME=VALUE"),
+        ("export B=2", "this is no shell script: leave out 'export', as in B=VALUE"),
+        ("B C=2", "'B C' is not the name of a variable"),
+    ],
+)
+def test_a_bad_line_of_the_env_file_is_named(run_pw: RunPw, home: Path, line: str, why: str) -> None:
+    (home / "job.env").write_text(f"A=1\n{line}\n")
     result = run_pw(*BASE, "--env-file", "job.env", "--dry-run", *COMMAND)
     assert result.code == 2
-    assert "job.env, line 2" in result.err
+    assert "job.env, line 2: " in result.err and why in result.err
+
+
+def test_an_env_file_may_begin_with_a_byte_order_mark(run_pw: RunPw, home: Path) -> None:
+    (home / "job.env").write_text("A=1\n", encoding="utf-8-sig")
+    result = run_pw(*BASE, "--env-file", "job.env", "--dry-run=spec", *COMMAND)
+    assert yaml.safe_load(result.out)["env"] == ["A=1"]
+
+
+def test_a_spec_file_whose_command_is_null_has_none(run_pw: RunPw, home: Path) -> None:
+    (home / "job.yaml").write_text("name: digits\ncompute_type: v6e-8\ncommand: null\n")
+    result = run_pw("job", "submit", "--spec", "job.yaml", "--dry-run")
+    assert result.code == 2
+    assert result.err.startswith("error: missing: --command\n")
 
 
 def test_dry_run_out_alone_writes_the_manifest(run_pw: RunPw, home: Path) -> None:
@@ -170,6 +200,12 @@ def test_dry_run_out_alone_writes_the_manifest(run_pw: RunPw, home: Path) -> Non
     assert result.out == ""
     assert yaml.safe_load((home / "job.yaml").read_text())["kind"] == "JobSet"
     assert [path.name for path in home.iterdir()] == ["job.yaml"]
+
+
+def test_dry_run_out_to_a_dash_is_stdout(run_pw: RunPw, home: Path) -> None:
+    result = run_pw(*BASE, "-o", "-", *COMMAND)
+    assert yaml.safe_load(result.out)["kind"] == "JobSet"
+    assert list(home.iterdir()) == []
 
 
 def test_dry_run_out_does_not_lose_a_file_that_is_there(run_pw: RunPw, home: Path) -> None:

@@ -94,6 +94,8 @@ def test_each_form_of_a_reservation_is_taken(reservation: str) -> None:
         ("gs://bucket/x\n", "white space"),
         ("gs://bucket/x #y", "white space"),
         ("gs://bucket/../x", "no folders"),
+        ("gs://bucket/$(date)", "'$(' in a folder's name"),
+        *((f"gs://bucket/a{char}b", f"{char!r} in a folder's name") for char in "*?[]#"),
         ("gs://Bucket/x", "not the name of a bucket"),
         ("gs://ab/x", "not the name of a bucket"),
         ("gs://-bucket/x", "not the name of a bucket"),

@@ -109,7 +109,7 @@ def test_scalars_are_the_text_that_stands_in_the_file(tmp_path: Path) -> None:
         command: |
           echo 1e-5
           echo "y"
-        env: {LR: 1e-5, MODE: 0o17, YES: y, EMPTY: "", TILDE: ~, TIME: 12:30:45, DATE: 2024-01-01}
+        env: {LR: 1e-5, MODE: 0o17, YES: y, EMPTY: "", TILDE: "~", TIME: 12:30:45, DATE: 2024-01-01}
         num_slices: 2
         verbose: true
         gke_ttl_after_finished: 1h30m
@@ -149,9 +149,10 @@ def test_arguments_are_split_in_a_string_and_one_each_in_a_list(tmp_path: Path) 
     assert specfile.write(spec).endswith("pathways_worker_args:\n- --a=1\n- --b=2 3\n")
 
 
-def test_an_empty_file_gives_nothing_and_a_key_without_a_value_its_default(tmp_path: Path) -> None:
+def test_an_empty_file_gives_nothing_and_a_key_without_a_value_neither(tmp_path: Path) -> None:
     assert _read(tmp_path, "") == {}
-    assert _read(tmp_path, "# a job\nnum_slices:\nenv:\n") == {"num_slices": 1, "env": ()}
+    assert _read(tmp_path, "# a job\nnum_slices:\nenv:\ncommand: null\nimage: ~\n") == {}
+    assert _read(tmp_path, "command: 'null'\nimage: ''\n") == {"command": "null", "image": ""}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,11 @@ def test_an_empty_file_gives_nothing_and_a_key_without_a_value_its_default(tmp_p
         ("name: a\nnum_slice: 2\n", ", line 2: key 'num_slice' is unknown: did you mean 'num_slices'?"),
         ("num-slices: 2\n", ", line 1: key 'num-slices' is unknown: did you mean 'num_slices'?"),
         ("pathways_gcs_location: gs://b\n", ", line 1: key 'pathways_gcs_location' is unknown: did you mean "),
-        ("zzzzz: 1\n", ", line 1: key 'zzzzz' is unknown: want one of name, command, image"),
+        ("zzzzz: 1\n", ", line 1: key 'zzzzz' is unknown: pw job submit --help has the flags"),
+        ("pathways_arg: a\n", ", line 1: key 'pathways_arg' is unknown: did you mean 'pathways_"),
+        ("env: {A: }\n", ", line 1: env: '' is no value: want one in quotes if that is meant"),
+        ("env: {A: null}\n", ", line 1: env: 'null' is no value: want one in quotes if that is meant"),
+        ("image_pull_secret: [a, ~]\n", ", line 1: image_pull_secret: '~' is no value"),
         ("name: a\nname: b\n", ", line 2: key 'name' is given twice"),
         ("num_slices: two\n", ", line 1: num_slices: want a whole number"),
         ("num_slices: 0x10\n", ", line 1: num_slices: want a whole number"),

@@ -126,7 +126,7 @@ def test_the_table_loads_in_a_few_milliseconds() -> None:
     [
         ("v6e-16", "", "tpuv6e:4x4"),
         ("V6E-16", "", "tpuv6e:4x4"),
-        (" v6e-16 ", "4X4", "tpuv6e:4x4"),
+        ("V6E-16", "4X4", "tpuv6e:4x4"),
         ("trillium-16", "", "tpuv6e:4x4"),
         ("v5litepod-32", "", "tpuv5e:4x8"),
         ("v5e-32", "", "tpuv5e:4x8"),
@@ -233,6 +233,10 @@ def test_a_name_that_leaves_the_hosts_open_takes_4_chip_hosts_and_says_so(comput
         ("v6f-16", "", "compute type 'v6f-16' is unknown: did you mean 'v6e'?"),
         ("ct6e-standard-4t-16", "", "compute type 'ct6e-standard-4t-16' is unknown: want ct6e-standard-4t:TOPOLOGY"),
         ("n2-standard-64", "", "compute type 'n2-standard-64' is unknown: "),
+        ("v2-8", "", "compute type 'v2-8' is too old: Pathways on GKE runs on v4 and newer (pw tpus)"),
+        ("v3:2x2", "", "compute type 'v3:2x2' is too old: Pathways on GKE runs on v4 and newer (pw tpus)"),
+        ("v6e-16\n", "", "compute type 'v6e-16\\n' has white space around it: leave that out"),
+        ("v6e", "4x4 ", "topology '4x4 ' has white space around it: leave that out"),
         ("", "4x4", "compute type '' is unknown: want such as v6e-16"),
         ("v6e-99999999999999999999", "", "compute type 'v6e-99999999999999999999' is unknown: "),
         (

@@ -55,7 +55,7 @@ def submit(
         str | None, typer.Option(metavar="[=manifest|spec]", help="Print what would be sent, or its spec file.")
     ] = None,
     dry_run_out: Annotated[
-        Path | None, typer.Option("--dry-run-out", "-o", metavar="FILE", help="Write that to a new file instead.")
+        str | None, typer.Option("--dry-run-out", "-o", metavar="FILE", help="Write that to a new file; - is stdout.")
     ] = None,
     replace: Annotated[bool, typer.Option("--replace", help="Delete a finished job of this name first.")] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Show the job's log until it ends.")] = False,
@@ -76,6 +76,9 @@ def submit(
     """
     stays = follow or await_job_completion or timeout is not None
     form = _dry_run_form(dry_run, dry_run_out, stays=stays)
+    out = Path(dry_run_out) if dry_run_out and dry_run_out != "-" else None
+    if out is not None:
+        files.check_new(out)
     timeout_s = _shared.seconds("--timeout", timeout)
     job = _job(typed, spec, env_file, ctx.meta.get(_WORDS))
     settings = where.settings()
@@ -83,7 +86,7 @@ def submit(
     plan = chosen.plan(job)
     _tell_plan(plan, settings)
     if form:
-        _show(plan, form, dry_run_out)
+        _show(plan, form, out)
         return
     ref, interrupted = _submit(chosen, plan, replace=replace)
     with _shared.left_running(ref):
@@ -130,7 +133,7 @@ def _job(typed: dict[str, Any], spec: Path | None, env_file: Path | None, words:
     return JobSpec(**given)
 
 
-def _dry_run_form(dry_run: str | None, out: Path | None, *, stays: bool) -> str | None:
+def _dry_run_form(dry_run: str | None, out: str | None, *, stays: bool) -> str | None:
     """What to print instead of submitting, None to submit."""
     form = dry_run or (_MANIFEST if out else None)
     if form not in (None, _MANIFEST, _SPEC):
@@ -139,8 +142,8 @@ def _dry_run_form(dry_run: str | None, out: Path | None, *, stays: bool) -> str 
         raise SpecError(
             "a dry run starts nothing to wait for: leave out --follow, --await-job-completion and --timeout"
         )
-    if out is not None:
-        files.check_new(out)
+    if out == "":
+        raise SpecError("--dry-run-out '' names no file: want one, or - for stdout")
     return form
 
 
