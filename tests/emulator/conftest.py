@@ -97,3 +97,19 @@ def spawn(tmp_path: Path) -> Iterator[Callable[..., Spawned]]:
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.fixture
+def follow() -> Callable[[Any, str], str]:
+    """Waits for the first line of an emulator's log with a text; gives the rest of it: `follow(emulator, text)`."""
+
+    def follow(emulator: Any, text: str) -> str:
+        tail = subprocess.Popen(["tail", "-n", "+1", "-f", str(emulator.log)], stdout=subprocess.PIPE, text=True)
+        assert tail.stdout is not None
+        try:
+            return next(line.partition(text)[2] for line in tail.stdout if text in line)
+        finally:
+            tail.kill()
+            tail.communicate()
+
+    return follow

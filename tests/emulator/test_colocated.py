@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 Devices = list[jax.Device]
+Follow = Callable[[Any, str], str]
 TIMEOUT_S = 60.0
 
 
@@ -162,19 +163,8 @@ except jax.errors.JaxRuntimeError as error:
 """
 
 
-def follow(emulator: Any, text: str) -> str:
-    """The rest of the first line of the emulator's log with this text, once it is there."""
-    tail = subprocess.Popen(["tail", "-n", "+1", "-f", str(emulator.log)], stdout=subprocess.PIPE, text=True)
-    assert tail.stdout is not None
-    try:
-        return next(line.partition(text)[2] for line in tail.stdout if text in line)
-    finally:
-        tail.kill()
-        tail.communicate()
-
-
 @pytest.fixture
-def start_stuck() -> Iterator[Callable[[Any], subprocess.Popen[str]]]:
+def start_stuck(follow: Follow) -> Iterator[Callable[[Any], subprocess.Popen[str]]]:
     """Starts a client of an emulator, and returns when its colocated code has begun to wait for ever."""
     clients: list[subprocess.Popen[str]] = []
 
@@ -192,7 +182,7 @@ def start_stuck() -> Iterator[Callable[[Any], subprocess.Popen[str]]]:
 
 
 def test_code_that_runs_on_a_slice_that_is_lost_ends_with_it(
-    start_emulator: Callable[..., Any], start_stuck: Callable[[Any], subprocess.Popen[str]]
+    start_emulator: Callable[..., Any], start_stuck: Callable[[Any], subprocess.Popen[str]], follow: Follow
 ) -> None:
     emulator = start_emulator("--instance_type=tpuv6e:1x1", "--instance_count=2")
     client = start_stuck(emulator)
