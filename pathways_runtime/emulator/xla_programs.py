@@ -15,6 +15,7 @@ from pathways_runtime._compat import mlir
 from pathways_runtime.emulator import wire, xla_flags
 from pathways_runtime.emulator.arrays import Array
 from pathways_runtime.emulator.callbacks import read_functions
+from pathways_runtime.emulator.program_checks import check_program
 from pathways_runtime.emulator.status import StatusError
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def read_signature(program: bytes) -> Signature:
     try:
         with mlir.Context() as context:
             module = _compat.parse_program(context, program)
+            check_program(module)
             name = _symbol(module.operation) or "main"
             main = next(op for op in module.body.operations if _symbol(op) == "main")
             types = mlir.FunctionType(mlir.TypeAttr(main.attributes["function_type"]).value)

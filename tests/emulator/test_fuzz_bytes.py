@@ -120,6 +120,7 @@ def test_any_bytes_and_frames_leave_others_alone(emulator: Any, channel: grpc.Ch
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @seed(20261129)
 @examples(10_000)
 @given(ANY_BYTES | ANY_ORDER)

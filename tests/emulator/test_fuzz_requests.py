@@ -45,11 +45,18 @@ LIMITS: Final = {
 }
 
 
-def doubling_program() -> bytes:
-    body = "%y = stablehlo.add %x, %x : tensor<4xf32> return %y : tensor<4xf32>"
-    text = f"module @jit_double {{ func.func public @main(%x: tensor<4xf32>) -> tensor<4xf32> {{ {body} }} }}"
+def program(body: str, result: str = "tensor<4xf32>") -> bytes:
+    """A program of one float32[4] `%x`, serialized. `%zero` is there too."""
+    zero = "%zero = stablehlo.constant dense<0.0> : tensor<f32>"
+    text = f"func.func public @main(%x: tensor<4xf32>) -> {result} {{ {zero} {body} }}"
     with make_ir_context():
-        return bytes(stablehlo.serialize_portable_artifact(ir.Module.parse(text), stablehlo.get_minimum_version()))
+        module = ir.Module.parse(f"module @jit_double {{ {text} }}")
+        return bytes(stablehlo.serialize_portable_artifact(module, stablehlo.get_minimum_version()))
+
+
+def broadcast(shape: str) -> bytes:
+    body = f"%y = stablehlo.broadcast_in_dim %zero, dims = [] : (tensor<f32>) -> {shape} return %y : {shape}"
+    return program(body, shape)
 
 
 def compile_options(device_id: int) -> Any:
@@ -61,7 +68,22 @@ def compile_options(device_id: int) -> Any:
     return options
 
 
-PROGRAM: Final = doubling_program()
+PROGRAM: Final = program("%y = stablehlo.add %x, %x : tensor<4xf32> return %y : tensor<4xf32>")
+# Each of them ends XLA's process or never ends, where nobody looks first.
+TOKEN: Final = "%t = stablehlo.create_token : !stablehlo.token"
+FATAL: Final = {
+    "a size beyond 64 bits": broadcast(f"tensor<{1 << 62}xf32>"),
+    "a product beyond 64 bits": broadcast(f"tensor<{1 << 31}x{1 << 31}x{1 << 31}xf32>"),
+    "a call of itself": program("%y = call @main(%x) : (tensor<4xf32>) -> tensor<4xf32> return %y : tensor<4xf32>"),
+    "infeed": program(
+        f'{TOKEN} %y:2 = "stablehlo.infeed"(%t) {{infeed_config = ""}} : (!stablehlo.token) '
+        "-> (tensor<4xf32>, !stablehlo.token) return %y#0 : tensor<4xf32>"
+    ),
+    "outfeed": program(
+        f'{TOKEN} %y = "stablehlo.outfeed"(%x, %t) {{outfeed_config = ""}} : (tensor<4xf32>, !stablehlo.token) '
+        "-> !stablehlo.token return %x : tensor<4xf32>"
+    ),
+}
 OPTIONS: Final = compile_options(0).SerializeToString()
 
 
@@ -151,7 +173,7 @@ def compilations(draw: st.DrawFn) -> Any:
     request.program.type_name = "xla::ifrt::" + draw(
         st.sampled_from(["XlaProgram"] * 4 + ["HloProgram", "PluginProgram"])
     )
-    request.program.data = draw(st.sampled_from([PROGRAM, PROGRAM[:cut], PROGRAM[cut:], b"{}", b""]))
+    request.program.data = draw(st.sampled_from([PROGRAM, PROGRAM[:cut], PROGRAM[cut:], b"{}", b"", *FATAL.values()]))
     request.compile_options.type_name = "xla::ifrt::XlaCompileOptions"
     options = compile_options(draw(SMALL))
     assignment = options.compile_options.executable_build_options.device_assignment
@@ -248,14 +270,14 @@ class Session:
             body.host_buffer_handle, body.array_handle = self.store(data), handle
             self.ask(request)
 
-    def compile(self) -> int:
-        """The handle of a program that doubles a float32[4]."""
+    def compile(self, program: bytes = PROGRAM, options: bytes = OPTIONS) -> Any:
+        """The answer to a request to compile; by default a program that doubles a float32[4]."""
         request = wire.Request()
         request.compile_request.program.type_name = "xla::ifrt::XlaProgram"
-        request.compile_request.program.data = PROGRAM
+        request.compile_request.program.data = program
         request.compile_request.compile_options.type_name = "xla::ifrt::XlaCompileOptions"
-        request.compile_request.compile_options.data = OPTIONS
-        return int(self.ask(request).compile_response.loaded_executable_handle)
+        request.compile_request.compile_options.data = options
+        return self.ask(request)
 
     def end(self) -> None:
         """Returns when the server has ended it too, and well."""
@@ -277,12 +299,6 @@ def channel(start_emulator: Any) -> Iterator[grpc.Channel]:
     assert emulator.process.poll() is None, emulator.log.read_text()[-3000:]
 
 
-@pytest.fixture(scope="module")
-def witness(channel: grpc.Channel) -> Session:
-    """Another client, which must notice nothing."""
-    return Session(channel)
-
-
 def check_all_are_answered(channel: grpc.Channel, requests: list[Any], data: bytes) -> None:
     session = Session(channel)
     session.make_arrays()
@@ -290,12 +306,87 @@ def check_all_are_answered(channel: grpc.Channel, requests: list[Any], data: byt
     for request in requests:
         kind = request.WhichOneof("request")
         if "executable" in kind and not executable:
-            executable = session.compile()
+            executable = session.compile().compile_response.loaded_executable_handle
         if "loaded_executable_handle" in getattr(request, kind).DESCRIPTOR.fields_by_name:
             getattr(request, kind).loaded_executable_handle |= executable
         session.supply(getattr(request, kind), data)
     sent = {session.send(request) for request in requests}
     assert {session.receive().response_metadata.op_id for _ in requests} == sent
+    session.end()
+
+
+@pytest.mark.parametrize("fatal", FATAL)
+def test_a_program_that_would_end_the_server_is_refused(channel: grpc.Channel, fatal: str) -> None:
+    session = Session(channel)
+    assert session.compile(FATAL[fatal]).response_metadata.status.code in (3, 12)
+    assert session.compile().compile_response.loaded_executable_handle
+    session.end()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "computations", "rows"),
+    [
+        (0, 1, [[]]),
+        (1, 0, []),
+        ((1 << 31) - 1, 0, []),
+        (-1, 1, [[0]]),
+        (2, 1, [[0]]),
+        (1, 2, [[0], [0]]),
+        (1, 1, [[99]]),
+    ],
+)
+def test_a_device_assignment_at_odds_with_itself_is_refused(
+    channel: grpc.Channel, replicas: int, computations: int, rows: list[list[int]]
+) -> None:
+    options = compile_options(0)
+    assignment = options.compile_options.executable_build_options.device_assignment
+    assignment.Clear()
+    assignment.replica_count, assignment.computation_count = replicas, computations
+    for row in rows:
+        assignment.computation_devices.add(replica_device_ids=row)
+    session = Session(channel)
+    answer = session.compile(options=options.SerializeToString())
+    assert answer.response_metadata.status.code == (3 if replicas else 0)  # without one, it is the first device
+    session.end()
+
+
+@pytest.mark.parametrize(
+    ("in_array", "interval"),
+    [
+        (0, (0, 1 << 62, 1)),
+        (0, (0, 1, 0)),
+        (0, (0, 1, -1)),
+        (0, (-1, 0, 1)),
+        (0, (1, 2, 1)),
+        (-1, (0, 1, 1)),
+        (7, (0, 1, 1)),
+    ],
+)
+def test_a_plan_that_leads_out_of_its_arrays_is_refused(
+    channel: grpc.Channel, in_array: int, interval: tuple[int, int, int]
+) -> None:
+    request = wire.Request()
+    remap = request.remap_arrays_request
+    spec = remap.plan.output_specs.add()
+    spec.dtype.kind = wire.dtype_kind(np.dtype(np.float32))
+    spec.shape.dims.append(4)
+    wire.write_sharding(spec.sharding, wire.Sharding((0,)))
+    start, end, step = ([number] for number in interval)
+    remap.plan.mappings.add(
+        in_array=in_array,
+        out_array=0,
+        from_start=start,
+        from_end=end,
+        from_step=step,
+        to_start=[0],
+        to_end=[1],
+        to_step=[1],
+    )
+    remap.array_handles.append(1)
+    remap.result_handles.append(9)
+    session = Session(channel)
+    session.make_arrays()
+    assert session.ask(request).response_metadata.status.code == 3
     session.end()
 
 
@@ -311,6 +402,7 @@ def test_requests_with_any_values_are_answered(channel: grpc.Channel, requests: 
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @seed(20261129)
 @examples(10_000)
 @given(st.lists(requests(), min_size=1, max_size=6), st.sampled_from([b"", bytes(16), bytes(64), b"\xff" * 16]))
