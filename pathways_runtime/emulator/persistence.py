@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorstore
 
 from pathways_runtime.emulator.status import StatusError
 from pathways_runtime.emulator.storage import Place
@@ -34,6 +33,8 @@ def write(place: Place, values: Values, chunk_shape: Sequence[int]) -> None:
 
 
 def _write(place: Place, values: Values, chunk_shape: Sequence[int]) -> None:
+    import tensorstore  # few servers ever need it
+
     metadata = {
         "shape": values.shape,
         "chunks": [max(1, side) for side in chunk_shape],
@@ -47,6 +48,8 @@ def _write(place: Place, values: Values, chunk_shape: Sequence[int]) -> None:
 
 def read(place: Place, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Values:
     """The array at `place`. StatusError where there is none, or another."""
+    import tensorstore
+
     try:
         store = tensorstore.open(_spec(place) | {"fill_missing_data_reads": False}, open=True).result()
         if store.dtype.numpy_dtype != dtype or store.shape != shape:

@@ -10,8 +10,6 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-import tensorstore
-
 from pathways_runtime.emulator.status import StatusError
 
 _BUCKET_URL: Final = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?", re.DOTALL)
@@ -53,6 +51,8 @@ class Place:
 
     def write_file(self, name: str, contents: bytes) -> None:
         """Puts a file into the folder, all at once; makes the folder. Raises what tensorstore raises."""
+        import tensorstore
+
         tensorstore.KvStore.open(self.kvstore).result().write(name, contents).result()
 
 
