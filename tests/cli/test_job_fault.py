@@ -47,7 +47,7 @@ def test_slices_crash_and_the_command_says_which(run_pw: RunPw, home: Path) -> N
         (["--scenario", "none.yaml"], "'none.yaml' cannot be read"),
         (["--scenario", "none.yaml", "--for", "3s"], "--scenario and --for contradict each other"),
         (["--slice", "-1", "--kind", "crash"], "--slice"),
-        (["--slice", "x", "--kind", "crash"], "--slice"),
+        (["--slice", "x", "--kind", "crash"], "--slice 'x': want a whole number, 0 or more"),
         (["--slice", "0", "--kind", "preempt"], "fault 'preempt' is not supported yet: want crash or hang"),
         (["--slice", "0", "--kind", "slow", "--for", "3s"], "fault 'slow' is not supported yet"),
         (["--slice", "0", "--kind", "fire"], "fault 'fire' is unknown: want crash or hang"),

@@ -166,7 +166,7 @@ def test_a_timeout_ends_the_command_and_not_the_job(run_pw: RunPw) -> None:
         late = run_pw(*submit(name, "sleep 600", *flags))
         assert late.code == 124
         assert late.out.startswith(f"local://{name}\n")
-        assert f"'{name}'" in late.err
+        assert f"error: job '{name}' has not ended after 1s; it goes on" in late.err
         assert json.loads(run_pw("job", "status", name, "--json").out)["state"] in ("Pending", "Running")
 
 
@@ -182,7 +182,8 @@ def test_without_any_job_the_newest_is_not_found(run_pw: RunPw, verb: str) -> No
     [
         (["list", "--status", "Done"], "Succeeded"),
         (["logs", "--since", "1y"], "--since"),
-        (["logs", "--tail", "-1"], "--tail"),
+        (["logs", "--tail", "-1"], "--tail '-1': want a whole number, 0 or more"),
+        (["logs", "--slice", "x"], "--slice 'x': want a whole number, 0 or more"),
         (["wait", "--timeout", "soon"], "--timeout"),
         (["status", "ssh://host/x"], "ssh"),
         (["status", "local://"], "local://"),

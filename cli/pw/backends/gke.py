@@ -118,7 +118,7 @@ class GkeBackend:
                     raise not_found(kube, ref.name)
                 if job_state(jobs[0]).final:
                     return self.get(ref)
-        raise WaitTimeoutError(f"job {ref.name!r} had not ended after {timeout_s:g} s; it goes on")
+        raise WaitTimeoutError(f"job {ref.name!r} has not ended after {timeout_s:g} s; it goes on")
 
     def inject(self, ref: JobRef, fault: Fault) -> None:
         """Deletes the pods of the slice's hosts without a grace period. A slice cannot hang."""

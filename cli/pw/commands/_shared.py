@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -102,6 +103,13 @@ def seconds(flag: str, text: str | None) -> int | None:
         raise SpecError(f"{flag} {text!r}: {exc}") from exc
 
 
+def count(flag: str, text: str) -> int:
+    """The number that was typed for a flag. Raises SpecError for all but 0 and more."""
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise SpecError(f"{flag} {text!r}: want a whole number, 0 or more")
+    return int(text)
+
+
 def follow(backend: Backend, ref: JobRef, query: LogQuery, *, timeout_s: int | None = None, json: bool = False) -> None:
     """Prints a job's lines until it ends. Raises JobFailedError for one that failed, WaitTimeoutError when the time is
     over."""
@@ -130,8 +138,8 @@ def end(backend: Backend, found: JobStatus, *, shown: bool = False) -> None:
 
 def wait(backend: Backend, ref: JobRef, *, timeout_s: int | None = None) -> JobStatus:
     """The status of a job once it has ended, however that was. Raises WaitTimeoutError when the time is over."""
-    with console.progress(f"waiting for job {ref.name!r}"):
-        return jobs.wait(backend, ref, timeout_s=timeout_s)
+    with _deadline(ref, timeout_s), console.progress(f"waiting for job {ref.name!r}"):
+        return jobs.wait(backend, ref)
 
 
 @contextlib.contextmanager

@@ -68,16 +68,22 @@ def logs(
     where: Where,
     job: _shared.JobArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
-    tail: Annotated[int | None, typer.Option(metavar="N", min=0, help="Last lines of each container.")] = None,
+    tail: Annotated[str | None, typer.Option(metavar="N", help="Last lines of each container.")] = None,
     since: Annotated[str | None, typer.Option(metavar="DURATION", help="Only lines this new, such as 10m.")] = None,
-    slice: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only workers of this slice.")] = None,
+    slice: Annotated[str | None, typer.Option(metavar="N", help="Only workers of this slice.")] = None,
     container: Annotated[str | None, typer.Option(metavar="NAME", help="Only this container, such as main.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object for each line.")] = False,
 ) -> None:
     """Print a job's log lines; with -f until it ends, and then exit as it did."""
     seconds = _shared.seconds("--since", since)
     oldest = None if seconds is None else datetime.now(UTC) - timedelta(seconds=seconds)
-    query = LogQuery(follow=follow, tail=tail, since=oldest, slice=slice, container=container)
+    query = LogQuery(
+        follow=follow,
+        tail=None if tail is None else _shared.count("--tail", tail),
+        since=oldest,
+        slice=None if slice is None else _shared.count("--slice", slice),
+        container=container,
+    )
     chosen, ref = _shared.choose(where, job)
     if follow:
         with _shared.left_running(ref):

@@ -26,7 +26,7 @@ def fault(
     where: Where,
     job: _shared.JobArgument = None,
     slices: Annotated[
-        list[int] | None, typer.Option("--slice", metavar="N", min=0, help="Which slice; may be repeated.")
+        list[str] | None, typer.Option("--slice", metavar="N", help="Which slice; may be repeated.")
     ] = None,
     kind: Annotated[
         str | None, typer.Option(metavar="|".join(faults.KINDS), help="Lose the slice's hosts, or have them hang.")
@@ -44,10 +44,11 @@ def fault(
 
     A slice that crashes loses what is on it, and comes back by the job's own rules.
     """
-    wanted = _wanted(slices, kind, _shared.seconds("--for", for_), scenario)
+    indices = None if slices is None else [_shared.count("--slice", text) for text in slices]
+    wanted = _wanted(indices, kind, _shared.seconds("--for", for_), scenario)
     chosen, ref = _shared.choose(where, job)
     if chosen.name != "local" and not yes:
-        _ask(chosen, ref, slices or [])
+        _ask(chosen, ref, indices or [])
     if isinstance(wanted, Scenario):
         done = _play(chosen, ref, wanted)
     else:
