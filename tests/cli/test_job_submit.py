@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,19 @@ def test_submit_says_that_it_is_local_because_no_cluster_is_configured(run_pw: R
 def test_submit_says_how_an_open_shape_was_read(run_pw: RunPw) -> None:
     result = run_pw(*BASE, "--dry-run", *COMMAND)
     assert "v6e-8 is taken as 2 hosts of 4 chips" in result.err
+
+
+def test_a_job_that_does_not_use_pathways_is_told_so(run_pw: RunPw) -> None:
+    told = "JAX_PLATFORMS=cpu: the command will not use Pathways"
+    assert told in run_pw(*BASE, "--env", "JAX_PLATFORMS=cpu", "--dry-run", *COMMAND).err
+    assert told not in run_pw(*BASE, "--env", "JAX_PLATFORMS=proxy,cpu", "--dry-run", *COMMAND).err
+
+
+def test_a_dry_run_says_where_the_tag_of_the_images_is_from(run_pw: RunPw) -> None:
+    said = run_pw(*BASE, "--dry-run", *COMMAND).err
+    assert re.search(r"images are those of jax-[0-9.]+, the JAX that is installed here", said)
+    named = run_pw(*BASE, "--pathways-proxy-server-image", "gcr.io/p/proxy:jax-0.9.1", "--dry-run", *COMMAND).err
+    assert "images are those of" not in named
 
 
 def test_a_gcluster_command_line_is_understood(run_pw: RunPw) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pw import notes as notes_of_all
 from pw import proof, tpus
 from pw.backends import gke_cluster
 from pw.backends.gke_paths import CRD_NAME, job_errors, jobs_path
@@ -40,7 +41,10 @@ def plan_without_cluster(spec: JobSpec, why: str) -> Plan:
 
 def _plan(spec: JobSpec, manifest: dict[str, Any], notes: tuple[str, ...]) -> Plan:
     proof.prove(manifest, spec)
-    return Plan(backend="gke", spec=spec, manifest=manifest, notes=tuple(note for note in notes if note))
+    pods = [job["template"]["spec"]["template"]["spec"] for job in manifest["spec"]["replicatedJobs"]]
+    known = notes_of_all.platforms(container for pod in pods for container in pod["containers"])
+    found = (*notes, *known, notes_of_all.image_tag(spec))
+    return Plan(backend="gke", spec=spec, manifest=manifest, notes=tuple(note for note in found if note))
 
 
 def _check_on_server(kube: Kube, manifest: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from pw import backends, config, console, envfile, files, jobs, names, render, specfile
+from pw import backends, config, console, envfile, files, jobs, names, notes, render, specfile
 from pw.backends import Backend
 from pw.commands import _options, _shared
 from pw.commands._shared import Where, placed
@@ -148,6 +148,8 @@ def _dry_run_form(dry_run: str | None, out: str | None, *, stays: bool) -> str |
 
 
 def _show(plan: Plan, form: str, out: Path | None) -> None:
+    if form == _MANIFEST and plan.backend == "local" and (note := notes.image_tag(plan.spec)):
+        console.say(note)  # no image is run here, but the manifest may be taken elsewhere
     text = specfile.write(plan.spec) if form == _SPEC else render.to_yaml(plan.manifest)
     if out is None:
         console.out(text, end="")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pathways_runtime import _contract
+from pw import notes as notes_of_all
 from pw.backends.local import images
 from pw.errors import SpecError
 
@@ -155,6 +156,7 @@ def notes(manifest: Object) -> tuple[str, ...]:
 def _notes(manifest: Object) -> Iterator[str]:
     objects = list(_objects("manifest", manifest, "manifest"))
     containers = [value for kind, value, _ in objects if kind in ("container", "initContainer")]
+    yield from notes_of_all.platforms(containers)
     mounted = {mount["mountPath"] for container in containers for mount in container.get("volumeMounts", ())}
     # What every job has, and what every machine has too.
     if other := mounted - {"/tmp", "/dev/shm"}:
