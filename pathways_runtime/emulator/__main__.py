@@ -97,6 +97,7 @@ def _run_all(settings: Settings) -> int:
                 f"{_contract.JAX_BACKEND_TARGET}=grpc://{LOOPBACK}:{server.port}\n"
             )
             sys.stdout.flush()
+            say("a script with these variables calls pathways_runtime.initialize() before its first use of a device")
             report_ready(server.port)
             received = stop.wait()
             server.stop()
