@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import sys
 import threading
 import traceback
@@ -67,7 +68,14 @@ class Sidecar:
             self._connection.send_bytes(json.dumps({"ticket": request["ticket"], "error": error}).encode())
 
     def _load(self, request: dict[str, Any], payload: bytes) -> None:
-        self._programs[request["program"]] = _compat.ColocatedFunction(payload)
+        try:
+            self._programs[request["program"]] = _compat.ColocatedFunction(payload)
+        except Exception as error:
+            version = f"Python {platform.python_version()} with jax {_compat.JAX_VERSION}"
+            message = (
+                f"{version} cannot read the function; the client must have the same: {type(error).__name__}: {error}"
+            )
+            raise RuntimeError(message) from error
 
     def _unload(self, program: int, before: Sequence[Future[None]]) -> None:
         wait(before)

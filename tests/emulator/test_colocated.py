@@ -137,7 +137,7 @@ def test_bytes_that_are_no_code_are_refused(devices: Devices) -> None:
     [device] = colocated.colocated_cpu_devices(devices[:1])
     device_list = on(devices[:1]).sharding._internal_device_list
     program = ifrt_programs.make_colocated_python_program("garbage", b"\x80garbage", device_list, [], [])
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"UNKNOWN: .*pickle"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"UNKNOWN: .*the client must have the same: .*pickle"):
         device.client.compile_ifrt_program(program, ifrt_programs.make_colocated_python_compile_options())
 
 
