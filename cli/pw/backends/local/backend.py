@@ -22,7 +22,8 @@ from pw import faults, tpus
 from pw.backends.local import cleanup, events, features, images, inbox, logfiles
 from pw.backends.local.jobs import Backoff
 from pw.backends.local.metadata import Names
-from pw.backends.local.report import BACKEND, job_status, reference
+from pw.backends.local.report import BACKEND, broken_status, job_status, reference
+from pw.backends.local.shapes import BrokenRecordError
 from pw.backends.local.start import start_controller
 from pw.backends.local.state import JobDir, State, locked, now
 from pw.backends.local.store import Store
@@ -128,7 +129,10 @@ class LocalBackend:
                     cleanup.stop_controller(job)
                     while watch.wait():
                         pass
-            cleanup.final(job)
+            try:
+                cleanup.final(job)
+            except BrokenRecordError:
+                cleanup.end_broken(job)
 
     def delete(self, ref: JobRef) -> None:
         """Removes a finished job with its logs."""
@@ -163,7 +167,7 @@ class LocalBackend:
                         f"job {ref.name!r} has not ended after {timeout_s:g} s; it goes on",
                         hints=(f"pw job wait {ref.name}", f"pw job cancel {ref.name}"),
                     ) from None
-            return job_status(job.job(), cleanup.final(job))
+            return _status(job, cleanup.final)
 
     def inject(self, ref: JobRef, fault: Fault) -> None:
         """Has the controller kill or stop the processes of the slice's hosts. What hangs goes on when its time is over
@@ -254,20 +258,28 @@ def _real_port(job: JobDir, port: int, watch: events.Watch | None) -> int:
     return int(state["ports"][str(port)])
 
 
-def _status(job: JobDir) -> JobStatus:
-    return job_status(job.job(), cleanup.settle(job))
+def _status(job: JobDir, state_of: Callable[[JobDir], State] = cleanup.settle) -> JobStatus:
+    try:
+        return job_status(job.job(), state_of(job))
+    except BrokenRecordError as exc:
+        return broken_status(job, exc)
 
 
 @contextlib.contextmanager
 def _watching(job: JobDir) -> Iterator[events.Watch | None]:
     """A connection that tells of changes, or None when the job is over."""
-    with locked(job.starting, shared=True):
-        # A `submit` in another process may still be at work.
-        state = cleanup.settle(job)
+    try:
+        with locked(job.starting, shared=True):
+            # A `submit` in another process may still be at work.
+            state = cleanup.settle(job)
+        uid = job.job()["uid"]
+    except BrokenRecordError:
+        yield None
+        return
     if JobState(state["state"]).final:
         yield None
         return
-    with events.watch(state["event_port"], job.job()["uid"]) as watch:
+    with events.watch(state["event_port"], uid) as watch:
         yield watch
 
 
@@ -280,5 +292,7 @@ def _translated(name: str) -> Iterator[None]:
         raise JobNotFoundError(f"the record of local job {name!r} is gone: {exc}", hints=("pw job list",)) from exc
     except OSError as exc:
         raise BackendError(f"the state of local job {name!r} cannot be kept: {exc}") from exc
-    except ValueError as exc:
-        raise BackendError(f"the record of local job {name!r} cannot be read: {exc}") from exc
+    except BrokenRecordError as exc:
+        raise BackendError(
+            f"the record of local job {name!r} is broken: {exc}", hints=(f"pw job delete {name}",)
+        ) from exc

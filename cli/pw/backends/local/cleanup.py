@@ -9,10 +9,12 @@ from typing import Any
 
 from pathways_runtime import _contract
 from pw.backends.local import processes
+from pw.backends.local.shapes import BrokenRecordError
 from pw.backends.local.state import JobDir, State, if_free, locked, now
 from pw.status import JobState
 
 CONTROLLER_LOST = "ControllerLost"
+CONTROLLER_MODULE = "pw.backends.local.controller"
 # What is left has lost its controller and with it its pipes; it gets this long to end by itself.
 STRAY_GRACE_S = 2.0
 # How many of hundreds of containers a reason names.
@@ -22,9 +24,9 @@ _NAMED = 4
 def settle(job: JobDir, *, grace_s: float = STRAY_GRACE_S) -> State:
     """The job's true state. If nobody runs a job that is not over, its processes are ended and it has failed.
 
-    Raises OSError when the record is gone or cannot be written.
+    Raises FileNotFoundError when the record is gone, and BrokenRecordError.
     """
-    state = job.state()
+    state, _ = _read(job)
     if JobState(state["state"]).final:
         return state
     with if_free(job.lock) as free:
@@ -32,17 +34,27 @@ def settle(job: JobDir, *, grace_s: float = STRAY_GRACE_S) -> State:
 
 
 def final(job: JobDir, *, grace_s: float = STRAY_GRACE_S) -> State:
-    """The job's last state, once its controller is no more."""
+    """The job's last state, once its controller is no more. Raises as `settle` does."""
+    # The controller of one whose record is broken may live on; it is not waited for.
+    _read(job)
     with locked(job.lock):
         return _settled(job, grace_s)
 
 
+def _read(job: JobDir) -> tuple[State, str]:
+    return job.state(), job.job()["uid"]
+
+
 def _settled(job: JobDir, grace_s: float) -> State:
-    state = job.state()
+    state, uid = _read(job)
     if not JobState(state["state"]).final:
-        end_strays(job.job()["uid"], grace_s=grace_s)
+        end_strays(uid, grace_s=grace_s)
         state = _lost(state)
-        job.write_state(state)
+        try:
+            job.write_state(state)
+        except OSError as exc:
+            # As true as if it were written; who only asks need not care.
+            state["reason"] += f"; this cannot be written: {exc.strerror}"
     return state
 
 
@@ -57,6 +69,26 @@ def stop_controller(job: JobDir) -> None:
         with if_free(job.lock) as free:
             if not free and process.environ().get(_contract.LOCAL_JOB_UID) == uid:
                 process.terminate()
+
+
+def end_broken(job: JobDir) -> None:
+    """Ends what still runs of a job whose record is broken, as far as it can be told whose that is."""
+    uid = _uid(job)
+    if uid is not None:
+        end_strays(uid, grace_s=STRAY_GRACE_S)
+
+
+def _uid(job: JobDir) -> str | None:
+    import psutil
+
+    with contextlib.suppress(BrokenRecordError):
+        return str(job.job()["uid"])
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            # The controller's own command line names the folder.
+            if {CONTROLLER_MODULE, str(job.path.absolute())} <= set(process.cmdline()):
+                return process.environ().get(_contract.LOCAL_JOB_UID)
+    return None
 
 
 def end_strays(uid: str, *, grace_s: float) -> None:

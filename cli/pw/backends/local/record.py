@@ -93,12 +93,16 @@ class Record:
             self._timer = asyncio.get_running_loop().call_later(_WRITE_DELAY_S, self.flush)
 
     def end(self, state: JobState, reason: str) -> None:
-        """The last state. Raises OSError: without it the next command has to find out what became of the job."""
+        """The last state, somehow. Raises OSError: then the next command has to find out what became of the job."""
         if self._timer is not None:
             self._timer.cancel()
         self.state, self.reason = state, reason
         self._finished, self._exit_code = now(), self._code(state)
-        self._job.write_state(self._snapshot())
+        try:
+            self._job.write_state(self._snapshot())
+        except OSError as exc:
+            _LOG.error("the last state is written in place: %s", exc)
+            self._job.overwrite_state(self._snapshot())
         self._written()
 
     def flush(self) -> None:

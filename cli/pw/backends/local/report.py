@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from pw.backends.local.state import State
+from pw.backends.local import shapes
+from pw.backends.local.shapes import BrokenRecordError
+from pw.backends.local.state import JobDir, State
 from pw.status import ContainerStatus, JobRef, JobState, JobStatus, PodStatus, SliceStatus
 
 BACKEND = "local"
@@ -36,18 +38,29 @@ def job_status(static: dict[str, Any], state: State) -> JobStatus:
     )
 
 
+def broken_status(job: JobDir, broken: BrokenRecordError) -> JobStatus:
+    """The status of a job whose files tell nothing; it is as old as its folder's last change."""
+    created = datetime.fromtimestamp(job.path.stat().st_mtime, UTC)
+    return JobStatus(
+        ref=reference(job.name), state=JobState.FAILED, reason=f"record is broken: {broken}", created=created
+    )
+
+
 def _slice(slice: dict[str, Any], *, final: bool) -> SliceStatus:
     # The controller's last look at a slice finds it down: it has stopped it.
-    return SliceStatus(**(slice | ({"state": "ended"} if final else {})))
+    known = {name: slice[name] for name in shapes.SLICE}
+    return SliceStatus(**(known | ({"state": "ended"} if final else {})))
 
 
 def _pod(pod: dict[str, Any]) -> PodStatus:
-    return PodStatus(**(pod | {"containers": tuple(_container(container) for container in pod["containers"])}))
+    known = {name: pod[name] for name in shapes.POD}
+    return PodStatus(**(known | {"containers": tuple(_container(container) for container in pod["containers"])}))
 
 
 def _container(container: dict[str, Any]) -> ContainerStatus:
+    known = {name: container[name] for name in shapes.CONTAINER}
     times = {name: _time(container[name]) for name in ("started", "finished")}
-    return ContainerStatus(**(container | times))
+    return ContainerStatus(**(known | times))
 
 
 def _time(text: str | None) -> datetime | None:

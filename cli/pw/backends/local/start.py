@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from pathways_runtime import _contract
+from pw.backends.local.cleanup import CONTROLLER_MODULE
 from pw.backends.local.state import JobDir
 from pw.errors import BackendError
 
@@ -38,7 +39,7 @@ def _spawn(job: JobDir, lock_fd: int, report_fd: int, uid: str) -> None:
     with job.controller_log.open("ab") as log:
         # The folder of the job, so that nothing in the user's folder is imported in place of a module.
         subprocess.run(
-            [sys.executable, "-m", "pw.backends.local.controller", *arguments],
+            [sys.executable, "-m", CONTROLLER_MODULE, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

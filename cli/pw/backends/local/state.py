@@ -23,6 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pw.backends.local import shapes
+from pw.backends.local.shapes import BrokenRecordError
+
 State = dict[str, Any]
 
 
@@ -53,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class JobDir:
-    """The folder of one job."""
+    """The folder of one job. What reads its files raises BrokenRecordError, and FileNotFoundError once it is gone."""
 
     path: Path
 
@@ -89,16 +92,29 @@ class JobDir:
         return self.pods / pod / f"{container}.log"
 
     def manifest(self) -> dict[str, Any]:
-        return read_json(self.path / "manifest.json")
+        return shapes.read(self.path / "manifest.json", shapes.MANIFEST)
 
     def job(self) -> dict[str, Any]:
-        return read_json(self.path / "job.json")
+        static = shapes.read(self.path / "job.json", shapes.JOB)
+        if static["name"] != self.name:
+            raise BrokenRecordError(f"job.json is of job {static['name']!r}")
+        return static
 
     def state(self) -> State:
-        return read_json(self.path / "state.json")
+        return shapes.read(self.path / "state.json", shapes.STATE)
 
     def write_state(self, state: State) -> None:
         write_json(self.path / "state.json", state)
+
+    def overwrite_state(self, state: State) -> None:
+        """Writes the last state over the one that is there, for when a disk has no room for both: in the blocks that
+        the file has, without the pods if need be. Raises OSError."""
+        path = self.path / "state.json"
+        with path.open("r+b") as file:
+            room_bytes = os.fstat(file.fileno()).st_blocks * 512
+            whole, short = (json.dumps(value).encode() for value in (state, state | {"pods": []}))
+            file.write(whole if len(whole) <= room_bytes else short)
+            file.truncate()
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 from pw import config
 from pw.backends.local import cleanup
+from pw.backends.local.shapes import BrokenRecordError
 from pw.backends.local.state import JobDir, locked, write_json
 from pw.errors import BackendError, JobExistsError, JobNotFoundError, SpecError
 from pw.status import JobState
@@ -65,7 +66,7 @@ class Store:
             return lock_fd
 
     def _make_room(self, job: JobDir, *, replace: bool) -> None:
-        state = JobState(cleanup.settle(job)["state"] if replace else job.state()["state"])
+        state = _state(job, settle=replace)
         if not replace or not state.final:
             advice = "add --replace, or choose another --name" if state.final else "cancel it, or choose another --name"
             raise JobExistsError(
@@ -77,7 +78,7 @@ class Store:
     def remove(self, job: JobDir) -> None:
         """Removes the record of a job. Raises SpecError for one that is not over."""
         with self._changing():
-            state = JobState(cleanup.settle(job)["state"])
+            state = _state(job, settle=True)
             if not state.final:
                 raise SpecError(
                     f"job {job.name!r} is {state} and keeps its record: cancel it first",
@@ -88,7 +89,8 @@ class Store:
     def expire(self, at: datetime) -> None:
         """Removes the jobs whose time to live was over at `at`."""
         for job in self.all():
-            with contextlib.suppress(FileNotFoundError):
+            # One that cannot be removed now is none of the business of who only asks.
+            with contextlib.suppress(OSError, BackendError, BrokenRecordError):
                 if cleanup.expired(job, at):
                     with self._changing():
                         if cleanup.expired(job, at):
@@ -132,3 +134,13 @@ class Store:
                 f"the folder of local jobs, {self._root}, cannot be used: {exc.strerror}",
                 hints=(f"{config.variable('state_dir')}=FOLDER names another",),
             ) from exc
+
+
+def _state(job: JobDir, *, settle: bool) -> JobState:
+    """Where a job stands, once that is settled if so asked; failed, of one whose record is broken."""
+    try:
+        return JobState((cleanup.settle(job) if settle else job.state())["state"])
+    except BrokenRecordError:
+        if settle:
+            cleanup.end_broken(job)
+        return JobState.FAILED
