@@ -52,6 +52,8 @@ def _check_type(type_: Any) -> None:
         shape = mlir.RankedTensorType(type_).shape
     except ValueError:  # a token or a tuple
         return
+    if any(side < 0 for side in shape):  # XLA refuses only the number that stands for "not known"
+        raise StatusError("INVALID_ARGUMENT", f"{type_} has a dimension without a size")
     if math.prod(max(side, 1) for side in shape) > _MAX_ELEMENTS:
         raise StatusError("INVALID_ARGUMENT", f"{type_} is too large: {_MAX_ELEMENTS} elements are the most")
 
