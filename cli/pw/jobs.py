@@ -15,6 +15,7 @@ A job is given as a JobRef, as the text of one, by its name alone, or as None fo
 from __future__ import annotations
 
 import builtins
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -161,6 +162,8 @@ def _last_lines(backend: Backend, ref: JobRef, count: int) -> builtins.list[str]
     """The command's last lines that say something: JAX ends with a page of empty ones when its server goes."""
     if not count:
         return []
-    lines = backend.logs(ref, LogQuery(tail=_READ_LINES, container=_contract.USER_CONTAINER))
-    saying = deque((line for line in lines if line.text.strip()), maxlen=count)
+    query = LogQuery(tail=_READ_LINES, container=_contract.USER_CONTAINER)
+    saying: deque[LogLine] = deque(maxlen=count)
+    with contextlib.suppress(SpecError):  # a headless job has no command
+        saying.extend(line for line in backend.logs(ref, query) if line.text.strip())
     return [f"{line.pod}/{line.container} | {line.text}" for line in saying]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 import re
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from pw.errors import SpecError
 
@@ -142,3 +144,15 @@ class LogLine:
     container: str
     stream: str
     text: str
+
+
+def check_query(query: LogQuery, jobset: Mapping[str, Any], *, slices: int) -> None:
+    """Raises SpecError for a container or slice that a job of `slices` slices with this JobSet does not have."""
+    pods = [job["template"]["spec"]["template"]["spec"] for job in jobset["spec"]["replicatedJobs"]]
+    containers = (part for pod in pods for part in (*(pod.get("initContainers") or ()), *pod["containers"]))
+    names = dict.fromkeys(container["name"] for container in containers)
+    if query.container is not None and query.container not in names:
+        raise SpecError(f"the job has no container {query.container!r}: want {', '.join(names)}")
+    if query.slice is not None and query.slice not in range(slices):
+        wanted = f"0 to {slices - 1}" if slices > 1 else "0" if slices else "none"
+        raise SpecError(f"the job has no slice {query.slice}: want {wanted}")

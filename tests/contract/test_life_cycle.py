@@ -147,3 +147,14 @@ def test_following_a_finished_job_gives_its_last_lines_and_ends(backend: Backend
     ref = backend.submit(make.command("seq 100"))
     backend.wait(ref)
     assert texts(backend, ref, follow=True, tail=2) == ["99", "100"]
+
+
+def test_logs_of_what_the_job_does_not_have_are_refused(backend: Backend, make: Any) -> None:
+    workers = make.job(make.sh("true", "host"), name="worker", replicas=2)
+    ref = backend.submit(make.jobset(make.job(make.sh("true")), workers))
+    backend.wait(ref)
+    with pytest.raises(SpecError, match="no container 'nosuch': want main, host"):
+        texts(backend, ref, container="nosuch")
+    for index in (2, -1):
+        with pytest.raises(SpecError, match=f"no slice {index}: want 0 to 1"):
+            texts(backend, ref, slice=index)

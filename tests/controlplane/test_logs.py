@@ -11,7 +11,7 @@ import pytest
 
 from pw import kube_follow
 from pw.backends.gke import GkeBackend
-from pw.errors import AuthError, JobNotFoundError
+from pw.errors import AuthError, JobNotFoundError, SpecError
 from pw.status import JobRef, LogLine, LogQuery
 from tests.controlplane.cluster import Cluster
 from tests.controlplane.conftest import MakeSpec
@@ -112,6 +112,9 @@ def test_a_query_narrows_by_slice_container_time_and_count(
     cluster.server.logs.write(worker, "pathways-worker", "worker", time=START)
 
     assert texts(backend.logs(job, LogQuery(slice=0))) == ["worker"]
+    for query, exist in ((LogQuery(container="nosuch"), "pathways-proxy"), (LogQuery(slice=9), "want 0")):
+        with pytest.raises(SpecError, match=exist):
+            next(backend.logs(job, query))
     assert texts(backend.logs(job, LogQuery(container="main", tail=2))) == ["main 3", "main 4"]
     assert texts(backend.logs(job, LogQuery(since=START + timedelta(seconds=3.5)))) == ["main 3", "main 4"]
 

@@ -88,6 +88,13 @@ def test_a_mount_is_noted_as_not_made(manifest: dict[str, Any]) -> None:
     assert any("/data" in note for note in features.notes(manifest))
 
 
+def test_more_hosts_than_a_laptop_starts_at_once_are_noted(manifest: dict[str, Any]) -> None:
+    at(manifest, "spec.replicatedJobs.1")["replicas"] = 8
+    assert not any("processes" in note for note in features.notes(manifest))
+    at(manifest, "spec.replicatedJobs.1")["replicas"] = 64
+    assert any(note.startswith("256 hosts are 256 processes") and "3.8 GB" in note for note in features.notes(manifest))
+
+
 def test_pods_have_the_names_and_labels_that_jobset_gives_them(manifest: dict[str, Any]) -> None:
     names = Names(manifest)
     assert names.coordinator == (HEAD, "digits-pathways-head-0-0.digits")

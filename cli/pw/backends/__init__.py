@@ -53,7 +53,8 @@ class Backend(Protocol):
         ...
 
     def logs(self, ref: JobRef, query: LogQuery) -> Iterator[LogLine]:
-        """Lines in order of time; with `follow` ends when the job has ended and its last line was given."""
+        """Lines in order of time; with `follow` ends when the job has ended and its last line was given. Raises
+        SpecError for a container or slice that the job does not have."""
         ...
 
     def wait(self, ref: JobRef, *, timeout_s: float | None = None) -> JobStatus:

@@ -14,7 +14,7 @@ from pathways_runtime import _contract
 from pw import checks, config, kube_forward
 from pw.backends import gke_logs, gke_plan, gke_status
 from pw.backends.gke_paths import job_errors, jobs_path, not_found, pods_path
-from pw.backends.gke_status import job_state, job_status
+from pw.backends.gke_status import job_state, job_status, worker_job
 from pw.config import Settings
 from pw.errors import (
     AuthError,
@@ -29,7 +29,7 @@ from pw.kube import ApiError, Json, Kube, connect, path_segment
 from pw.kube_watch import Watch
 from pw.render import QUEUE_LABEL
 from pw.specs import JobSpec, Plan
-from pw.status import JobRef, JobStatus, LogLine, LogQuery
+from pw.status import JobRef, JobStatus, LogLine, LogQuery, check_query
 
 _KUEUE = "/apis/kueue.x-k8s.io"
 _NOT_FOUND = 404
@@ -105,7 +105,9 @@ class GkeBackend:
 
     def logs(self, ref: JobRef, query: LogQuery) -> Iterator[LogLine]:
         kube = self._kube(ref)
-        self._jobset(kube, ref)
+        jobset = self._jobset(kube, ref)
+        workers = worker_job(jobset)
+        check_query(query, jobset, slices=workers.get("replicas", 1) if workers else 0)
         yield from gke_logs.job_logs(kube, ref.name, jobs_path(kube), query)
 
     def wait(self, ref: JobRef, *, timeout_s: float | None = None) -> JobStatus:

@@ -31,7 +31,7 @@ from pw.config import Settings
 from pw.errors import BackendError, BackendUnavailableError, JobNotFoundError, SpecError, WaitTimeoutError
 from pw.faults import Fault
 from pw.specs import JobSpec, Plan
-from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery
+from pw.status import JobRef, JobState, JobStatus, LogLine, LogQuery, check_query
 
 # How long `connect` waits for a server that is being started.
 CONNECT_TIMEOUT_S = 60.0
@@ -140,9 +140,14 @@ class LocalBackend:
             self._store.remove(self._find(ref))
 
     def logs(self, ref: JobRef, query: LogQuery) -> Iterator[LogLine]:
-        """Lines in order of time, over the restarts of containers and of the whole set."""
+        """Lines in order of time, over the restarts of containers and of the whole set. Raises SpecError for a
+        container or slice that the job does not have."""
         with _translated(ref.name):
             job = self._find(ref)
+            # What there is of a job whose manifest is broken can still be read.
+            with contextlib.suppress(BrokenRecordError):
+                manifest = job.manifest()
+                check_query(query, manifest, slices=Names(manifest).slices)
         return self._logs(job, query)
 
     def _logs(self, job: JobDir, query: LogQuery) -> Iterator[LogLine]:

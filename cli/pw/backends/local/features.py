@@ -9,6 +9,7 @@ from typing import Any
 from pathways_runtime import _contract
 from pw import notes as notes_of_all
 from pw.backends.local import images
+from pw.backends.local.metadata import Names
 from pw.errors import SpecError
 
 Object = Mapping[str, Any]
@@ -90,6 +91,10 @@ _CHOICES = {
 }
 
 
+# More hosts than this are worth a word; an emulated one has this much memory for itself, measured on Linux.
+_MANY_HOSTS = 32
+_WORKER_MB = 15
+
 # Names become those of folders and files.
 _NAME = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -164,5 +169,11 @@ def _notes(manifest: Object) -> Iterator[str]:
     volumes = [volume for kind, value, _ in objects if kind == "pod" for volume in value.get("volumes", ())]
     if any("sizeLimit" in volume.get("emptyDir", {}) for volume in volumes):
         yield "/dev/shm is this machine's: its size has no effect locally"
+    names = Names(manifest)
+    if (hosts := names.slices * names.hosts) > _MANY_HOSTS:
+        yield (
+            f"{hosts} hosts are {hosts} processes on this machine, of about {_WORKER_MB} MB each "
+            f"({hosts * _WORKER_MB / 1000:.1f} GB in all): it takes a while until all are ready"
+        )
     if not any(container["name"] == _contract.USER_CONTAINER for container in containers):
         yield "headless: it runs until it is cancelled (pw job cancel)"
