@@ -113,12 +113,14 @@ def test_ctrl_c_in_follow_leaves_the_job_running_and_says_how_to_get_back(run_pw
     assert json.loads(run_pw("job", "status", "goes-on", "--json").out)["state"] == "Running"
 
 
-# Presses Ctrl-C at the moment at which the controller starts.
+# Presses Ctrl-C, as often as its argument says, at the moment at which the controller starts.
 INTERRUPTED_SUBMIT = """
 import os, signal, sys
+presses = int(sys.argv.pop(1))
 def press(event, arguments):
     if event == "subprocess.Popen" and "pw.backends.local.controller" in arguments[1]:
-        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(presses):
+            os.kill(os.getpid(), signal.SIGINT)
 sys.addaudithook(press)
 from pw.__main__ import main
 sys.exit(main())
@@ -126,11 +128,19 @@ sys.exit(main())
 
 
 def test_ctrl_c_while_a_job_starts_is_held_back_until_its_reference_is_there(run_pw: RunPw) -> None:
-    command = [sys.executable, "-c", INTERRUPTED_SUBMIT, *submit("early", "sleep 600")]
+    command = [sys.executable, "-c", INTERRUPTED_SUBMIT, "1", *submit("early", "sleep 600")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (130, "local://early\n")
     assert "job 'early' goes on" in done.stderr and "pw job cancel local://early" in done.stderr
     assert json.loads(run_pw("job", "status", "early", "--json").out)["state"] in ("Pending", "Running")
+
+
+def test_a_second_ctrl_c_is_not_held_back(run_pw: RunPw) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_SUBMIT, "2", *submit("eager", "sleep 600")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert "job 'eager' may have started\n  pw job status eager" in done.stderr
+    assert run_pw("job", "status", "eager").code in (0, 1)
 
 
 def test_a_job_whose_reference_cannot_be_printed_is_told_of(run_pw: RunPw) -> None:

@@ -103,7 +103,11 @@ def _submit(backend: Backend, plan: Plan, *, replace: bool) -> tuple[JobRef, boo
     """Starts the job and prints its reference; also whether Ctrl-C came meanwhile. A job of which the user cannot be
     told on stdout is told of on stderr."""
     with _shared.interrupts_held() as noted:
-        ref = jobs.submit(backend, plan, replace=replace)
+        try:
+            ref = jobs.submit(backend, plan, replace=replace)
+        except KeyboardInterrupt:
+            console.say(f"\njob {plan.spec.name!r} may have started\n  pw job status {plan.spec.name}")
+            raise
         try:
             console.out(str(ref))
         except (OutputError, OutputClosedError):
