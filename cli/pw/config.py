@@ -93,7 +93,7 @@ def variable(name: str) -> str:
 
 def flag(name: str) -> str:
     """The flag of a setting."""
-    return f"--{name.replace('_', '-')}"
+    return "--gke-namespace" if name == "namespace" else f"--{name.replace('_', '-')}"
 
 
 def load(

@@ -100,7 +100,8 @@ def test_a_key_like_no_setting_is_refused_with_the_list(tmp_path: Path) -> None:
 )
 def test_a_bad_value_is_refused_with_key_value_and_source(tmp_path: Path, name: str, value: str, want: str) -> None:
     file = _write(tmp_path, f'{name} = "{value}"\n')
-    flag, variable = f"--{name.replace('_', '-')}", f"PW_{name.upper()}"
+    variable = f"PW_{name.upper()}"
+    flag = {"namespace": "--gke-namespace"}.get(name, f"--{name.replace('_', '-')}")
     assert _refusal(tmp_path) == f"setting {name} {value!r} in {file}: {want}"
     assert _refusal(tmp_path, environ={variable: value}) == f"{variable} {value!r}: {want}"
     assert _refusal(tmp_path, {name: value}) == f"{flag} {value!r}: {want}"
