@@ -122,7 +122,7 @@ def test_any_bytes_and_frames_leave_others_alone(emulator: Any, channel: grpc.Ch
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @seed(20261129)
-@examples(10_000)
+@examples(3_000)
 @given(ANY_BYTES | ANY_ORDER)
 def test_many_bytes_and_frames_leave_others_alone(emulator: Any, channel: grpc.Channel, data: bytes) -> None:
     check_others_are_served(emulator, channel, data)

@@ -171,7 +171,7 @@ def compilations(draw: st.DrawFn) -> Any:
     request = SCHEMA.message("xla.ifrt.proxy.CompileRequest")()
     cut = draw(st.integers(0, len(PROGRAM)))
     request.program.type_name = "xla::ifrt::" + draw(
-        st.sampled_from(["XlaProgram"] * 4 + ["HloProgram", "PluginProgram"])
+        st.sampled_from(["XlaProgram"] * 4 + ["HloProgram", "PluginProgram", "CustomCallProgram"])
     )
     request.program.data = draw(st.sampled_from([PROGRAM, PROGRAM[:cut], PROGRAM[cut:], b"{}", b"", *FATAL.values()]))
     request.compile_options.type_name = "xla::ifrt::XlaCompileOptions"
@@ -404,7 +404,7 @@ def test_requests_with_any_values_are_answered(channel: grpc.Channel, requests: 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @seed(20261129)
-@examples(10_000)
+@examples(3_000)
 @given(st.lists(requests(), min_size=1, max_size=6), st.sampled_from([b"", bytes(16), bytes(64), b"\xff" * 16]))
 def test_many_requests_with_any_values_are_answered(channel: grpc.Channel, requests: list[Any], data: bytes) -> None:
     check_all_are_answered(channel, requests, data)
