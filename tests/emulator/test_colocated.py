@@ -87,6 +87,25 @@ def test_an_object_keeps_its_state_on_its_hosts(devices: Devices) -> None:
     assert int(second.add(x)[0]) == 21
 
 
+def test_code_that_donates_its_arguments_leaves_those_of_the_client(devices: Devices) -> None:
+    @colocated.colocated_python
+    def use_up(x: jax.Array) -> Any:
+        return jax.jit(lambda y: y + 1, donate_argnums=0)(x)
+
+    x = on(devices[:4])
+    assert all(np.array_equal(use_up(x), np.arange(4) + 1) for _ in range(3))
+    assert np.array_equal(x, np.arange(4))
+
+
+def test_colocated_python_calls_no_colocated_python(devices: Devices) -> None:
+    @colocated.colocated_python
+    def call(x: jax.Array) -> Any:
+        return colocated.colocated_python(lambda y: y)(x)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"PERMISSION_DENIED: colocated Python cannot call"):
+        call(on(devices[:4]))
+
+
 def test_a_function_that_says_what_it_returns_is_not_waited_for(devices: Devices, tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
 
