@@ -9,7 +9,7 @@ import itertools
 import queue
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 # By the name that the client made up, of which no other client knows. Whoever takes messages keeps it alive.
 _channels: Final[weakref.WeakValueDictionary[str, Channel]] = weakref.WeakValueDictionary()
+
+
+# (shape, dtype) of each result of a function; None for a token.
+Returns = tuple[tuple[tuple[int, ...], np.dtype[Any]] | None, ...]
 
 
 class Channel:
@@ -89,26 +93,37 @@ class Channel:
 class Remote:
     """A function of a client, to be called here."""
 
-    def __init__(self, channel: Channel, function: int) -> None:
+    def __init__(self, channel: Channel, function: int, returns: Returns) -> None:
         self._channel = channel
         self._function = function
+        self._returns = returns
         weakref.finalize(self, channel.forget, function).atexit = False
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        """Calls it with these numpy arrays, and waits."""
-        return self._channel.call(self._function, arguments)
+        """Calls it with these numpy arrays, and waits. RuntimeError where it returns what the program cannot take."""
+        results = self._channel.call(self._function, arguments)
+        found = tuple(None if result is None else (result.shape, result.dtype) for result in results)
+        if found != self._returns:
+            raise RuntimeError(f"a callback returned {found}, where the program wants {self._returns}")
+        return results
 
 
-def read_functions(text: str) -> list[Remote]:
-    """The functions that a program's attribute names. StatusError for one that is malformed, or of nobody."""
+def read_functions(text: str, returns: Mapping[int, Returns]) -> list[Remote]:
+    """The functions that a program's attribute names, in order; `returns` says by index what the program wants of each.
+
+    StatusError where the attribute is malformed, names nobody, or not as many as the program calls.
+    """
     name, _, functions = text.partition(":")
     channel = _channels.get(name)
     if channel is None:
         raise StatusError("NOT_FOUND", "the client that a program wants to call back is not there")
     try:
-        return [Remote(channel, int(function)) for function in functions.split(",")]
+        numbers = [int(function) for function in functions.split(",")]
     except ValueError as error:
         raise StatusError("INVALID_ARGUMENT", f"the callbacks of a program are not numbers: {functions!r}") from error
+    if not all(0 <= index < len(numbers) for index in returns):
+        raise StatusError("INVALID_ARGUMENT", f"a program calls {sorted(returns)} of {len(numbers)} callbacks")
+    return [Remote(channel, number, returns.get(index, ())) for index, number in enumerate(numbers)]
 
 
 class _Message(Strings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,7 @@ from pathways_runtime import _callback_messages, _compat
 from pathways_runtime._compat import mlir
 from pathways_runtime.emulator import wire, xla_flags
 from pathways_runtime.emulator.arrays import Array
-from pathways_runtime.emulator.callbacks import read_functions
+from pathways_runtime.emulator.callbacks import Returns, read_functions
 from pathways_runtime.emulator.program_checks import check_program
 from pathways_runtime.emulator.status import StatusError
 
@@ -29,8 +29,11 @@ _CLIENT_CALLS: Final = (
     b"InspectSharding",
 )
 # Those that are served by `callbacks`, where the program says whom to call.
-_CALLBACKS: Final = (b"xla_ffi_python_cpu_callback", b"xla_ffi_partitioned_python_cpu_callback")
+_CALLBACKS: Final = ("xla_ffi_python_cpu_callback", "xla_ffi_partitioned_python_cpu_callback")
+# Where such a call has its settings, among them which of the program's functions it calls.
+_CALL_SETTINGS: Final = ("mhlo.backend_config", "backend_config")
 # What JAX passes for a token, the order of effects: no value, but it must be waited for.
+_TOKEN_TYPE: Final = "!stablehlo.token"
 _TOKEN: Final = ((0,), np.dtype(np.bool_))
 
 
@@ -38,13 +41,14 @@ _TOKEN: Final = ((0,), np.dtype(np.bool_))
 class Signature:
     """What the program says about itself. Shapes are global; `donated` are indices of arguments.
 
-    `callbacks` are the functions of the client that it calls, as `callbacks.read_functions` reads them.
+    `callbacks` names the functions of the client that it calls, and `returns` says by index what each must return.
     """
 
     name: str
     outputs: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...]
     donated: frozenset[int]
-    callbacks: str = ""
+    callbacks: str
+    returns: Mapping[int, Returns]
 
 
 class XlaProgram:
@@ -61,7 +65,7 @@ class XlaProgram:
             program,
             engine.jax_devices(self.devices),
             compile_options,
-            read_functions(self._signature.callbacks) if self._signature.callbacks else (),
+            read_functions(self._signature.callbacks, self._signature.returns) if self._signature.callbacks else (),
         )
         self._memory_kinds = _compat.output_memory_kinds(self._executable, len(self._signature.outputs))
         self._op_shardings = self._executable.get_output_shardings()
@@ -164,8 +168,9 @@ def read_signature(program: bytes) -> Signature:
             types = mlir.FunctionType(mlir.TypeAttr(main.attributes["function_type"]).value)
             outputs = tuple(_tensor(type_) for type_ in types.results)
             callbacks = _text(module.operation, _callback_messages.ATTRIBUTE) or ""
-            return Signature(name, outputs, frozenset(_donated(main)), callbacks)
-    except (ValueError, StopIteration, mlir.MLIRError) as error:
+            returns = _read_returns(module) if callbacks else {}
+            return Signature(name, outputs, frozenset(_donated(main)), callbacks, returns)
+    except (ValueError, LookupError, StopIteration, mlir.MLIRError) as error:
         raise StatusError("INVALID_ARGUMENT", f"not a StableHLO program: {error}") from error
 
 
@@ -179,10 +184,30 @@ def _text(operation: Any, attribute: str) -> str | None:
 
 
 def _tensor(type_: Any) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    if str(type_) == "!stablehlo.token":
+    if str(type_) == _TOKEN_TYPE:
         return _TOKEN
     tensor = mlir.RankedTensorType(type_)
     return tuple(tensor.shape), wire.mlir_dtype(str(tensor.element_type))
+
+
+def _read_returns(module: Any) -> dict[int, Returns]:
+    """What each function of the client must return, by its index. XLA reads as much memory as the program says."""
+    calls: list[Any] = []
+
+    def keep(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call" and _text(operation, "call_target_name") in _CALLBACKS:
+            calls.append(operation)
+        return mlir.WalkResult.ADVANCE
+
+    module.operation.walk(keep)
+    returns: dict[int, Returns] = {}
+    for call in calls:
+        [settings] = [call.attributes[name] for name in _CALL_SETTINGS if name in call.attributes]
+        index = mlir.IntegerAttr(mlir.DictAttr(settings)["index"]).value
+        results = tuple(None if str(r.type) == _TOKEN_TYPE else _tensor(r.type) for r in call.results)
+        if returns.setdefault(index, results) != results:
+            raise ValueError(f"callback {index} has several types of results")
+    return returns
 
 
 def _donated(main: Any) -> list[int]:
@@ -193,7 +218,7 @@ def _donated(main: Any) -> list[int]:
 
 
 def _refuse_client_calls(program: bytes, callbacks: str) -> None:
-    for target in _CLIENT_CALLS if callbacks else _CLIENT_CALLS + _CALLBACKS:
+    for target in _CLIENT_CALLS if callbacks else (*_CLIENT_CALLS, *(name.encode() for name in _CALLBACKS)):
         if target in program:
             what = f"a program that calls {target.decode()!r} in the client's process is not supported"
             raise StatusError("UNIMPLEMENTED", what)

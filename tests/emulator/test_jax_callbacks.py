@@ -19,6 +19,7 @@ from jax.experimental import io_callback
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_runtime import _callback_messages as messages
+from pathways_runtime.emulator import callbacks
 
 Devices = list[jax.Device]
 
@@ -160,3 +161,35 @@ def test_messages_are_what_was_packed() -> None:
 def test_what_is_no_message_is_refused(message: bytes) -> None:
     with pytest.raises(ValueError):
         messages.unpack(message)
+
+
+@pytest.mark.parametrize("answer", [np.zeros(2, np.float32), np.zeros(3, np.int32), None])
+def test_an_answer_that_the_program_cannot_take_is_an_error(answer: Any) -> None:
+    channel = callbacks.Channel()
+    function = callbacks.Remote(channel, 7, (((3,), np.dtype(np.float32)),))
+
+    def client() -> None:
+        header, _ = messages.unpack(channel.take())
+        channel.give(messages.pack({"call": header["call"]}, [answer]))
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    with pytest.raises(RuntimeError, match=r"where the program wants \(\(\(3,\), dtype\('float32'\)\),\)"):
+        function(np.ones(3))
+    thread.join()
+
+
+def test_calls_end_with_the_client_that_they_are_for() -> None:
+    channel = callbacks.Channel()
+    function = callbacks.Remote(channel, 7, ())
+
+    def client() -> None:
+        channel.take()
+        channel.give(messages.pack({"end": True}))
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="is gone"):
+            function()
+    thread.join()
