@@ -60,6 +60,7 @@ def test_a_broken_record_is_a_failed_job_and_in_nobodys_way(
         assert states == {"job": JobState.FAILED, "good": JobState.SUCCEEDED}, what
         for status in (local.get(finished), local.wait(finished)):
             assert status.reason.startswith(f"record is broken: {file}"), what
+            assert status.compute_type == ("" if file == "job.json" else "v6e-8"), what
         local.cancel(finished)
         with pytest.raises(JobExistsError, match="--replace"):
             local.submit(make.command("true"))

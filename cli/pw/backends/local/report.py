@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -39,10 +40,18 @@ def job_status(static: dict[str, Any], state: State) -> JobStatus:
 
 
 def broken_status(job: JobDir, broken: BrokenRecordError) -> JobStatus:
-    """The status of a job whose files tell nothing; it is as old as its folder's last change."""
+    """The status of a job of which at most `job.json` can be read; else it is as old as its folder's last change."""
     created = datetime.fromtimestamp(job.path.stat().st_mtime, UTC)
+    static: dict[str, Any] = {"created": created.isoformat(), "compute_type": "", "num_slices": 0}
+    with contextlib.suppress(BrokenRecordError):
+        static = job.job()
     return JobStatus(
-        ref=reference(job.name), state=JobState.FAILED, reason=f"record is broken: {broken}", created=created
+        ref=reference(job.name),
+        state=JobState.FAILED,
+        reason=f"record is broken: {broken}",
+        compute_type=static["compute_type"],
+        num_slices=static["num_slices"],
+        created=datetime.fromisoformat(static["created"]),
     )
 
 
