@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import logging
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 from pathways_runtime import _contract
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from jaxlib import _jax
 
@@ -29,6 +30,9 @@ _ONE_ATTEMPT_S: Final = 1
 # What no further attempt will change: a client that is refused, and how a server words that versions do not fit.
 _FINAL_STATUSES: Final = ("INVALID_ARGUMENT", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED")
 _VERSIONS: Final = "protocol version"
+
+# `jax_logging_level` where nobody chose one.
+_NO_LEVEL: Final = "NOTSET"
 
 _lock = threading.Lock()
 _initialized = False
@@ -97,9 +101,30 @@ def _jax_config() -> Any:
 
 
 def _end_quietly() -> None:
-    """Spares a script that ends well the client's warning, with a C++ stack trace, that its session was cancelled."""
-    if _jax_config().jax_logging_level == "NOTSET":  # as it is unless the user chose a level
-        _jax_config().update("jax_logging_level", "ERROR")
+    """Spares a script that ends well what the client says then, with C++ stack traces: that its session was cancelled,
+    and that programs could not be released over it."""
+    if _is_client_log_as_jax_left_it():
+        _jax_config().update("jax_logging_level", "CRITICAL")
+
+
+def _is_client_log_as_jax_left_it() -> bool:
+    """Whether the user chose no level; JAX itself has the client log warnings, as 1 means."""
+    return _jax_config().jax_logging_level == _NO_LEVEL and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1"
+
+
+@contextlib.contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Spares a client of loopback the warning, at each attempt to connect, that its credentials are insecure."""
+    if not _is_client_log_as_jax_left_it():
+        yield
+        return
+    _jax_config().update("jax_logging_level", "ERROR")
+    try:
+        yield
+    finally:
+        # No level means none to JAX's own loggers, and no change to the client's: it goes back to warnings first.
+        _jax_config().update("jax_logging_level", "WARNING")
+        _jax_config().update("jax_logging_level", _NO_LEVEL)
 
 
 @functools.cache
@@ -178,8 +203,12 @@ def _register(target: str, timeout_s: int) -> None:
 
 def _choose_credentials(target: str) -> None:
     """No ALTS where none can be: on loopback the proxy is our own container or a port-forward. What is set stays."""
-    if re.fullmatch(r"localhost|127(\.\d+){3}|::1", urlsplit(target).hostname or ""):
+    if _is_loopback(target):
         os.environ.setdefault(_contract.INSECURE_CREDENTIALS, "true")
+
+
+def _is_loopback(target: str) -> bool:
+    return bool(re.fullmatch(r"localhost|127(\.\d+){3}|::1", urlsplit(target).hostname or ""))
 
 
 class _ClientFactory:
@@ -230,7 +259,8 @@ def _attempt(target: str) -> _jax.Client:
     token = os.environ.get(_contract.PROXY_TOKEN, "").strip()
     if token:
         options.initialization_data = {_contract.TOKEN_ATTRIBUTE: token.encode()}
-    return ifrt_proxy.get_client(target, options)
+    with _without_warnings() if _is_loopback(target) else contextlib.nullcontext():
+        return ifrt_proxy.get_client(target, options)
 
 
 def _detail(error: Exception) -> str:
