@@ -83,7 +83,8 @@ def test_an_object_keeps_its_state_on_its_hosts(devices: Devices) -> None:
             return x + self.count
 
     first, second, x = Counter(10), Counter(20), on(devices[:4])
-    assert [int(first.add(x)[0]) for _ in range(4)] == [11, 12, 13, 14]
+    results = [first.add(x) for _ in range(4)]
+    assert [int(result[0]) for result in results] == [11, 12, 13, 14]
     assert int(second.add(x)[0]) == 21
 
 
@@ -160,7 +161,7 @@ def test_bytes_that_are_no_code_are_refused(devices: Devices) -> None:
         device.client.compile_ifrt_program(program, ifrt_programs.make_colocated_python_compile_options())
 
 
-# Calls a function that never returns, on the second slice of two, and prints what came of it.
+# Calls a function that never returns, on the second slice of two, prints what came of it, and stays.
 STUCK = """
 import sys
 import pathways_runtime
@@ -178,7 +179,8 @@ x = jax.device_put(np.int32(1), colocated.colocated_cpu_devices(jax.devices()[-1
 try:
     wait.specialize(out_specs_fn=lambda spec: spec)(x).block_until_ready()
 except jax.errors.JaxRuntimeError as error:
-    print(error)
+    print(error, flush=True)
+sys.stdin.read()
 """
 
 
@@ -188,8 +190,13 @@ def start_stuck(follow: Follow) -> Iterator[Callable[[Any], subprocess.Popen[str
     clients: list[subprocess.Popen[str]] = []
 
     def start(emulator: Any) -> subprocess.Popen[str]:
-        environment = emulator.client_environment
-        client = subprocess.Popen([sys.executable, "-c", STUCK], env=environment, stdout=subprocess.PIPE, text=True)
+        client = subprocess.Popen(
+            [sys.executable, "-c", STUCK],
+            env=emulator.client_environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         clients.append(client)
         follow(emulator, "it waits")
         return client
@@ -208,8 +215,8 @@ def test_code_that_runs_on_a_slice_that_is_lost_ends_with_it(
     [sidecar] = sidecars_of(emulator)
     worker = follow(emulator, "slice 1 host 0 is process ")
     psutil.Process(int(worker.split(",")[0])).kill()
-    stdout, _ = client.communicate(timeout=TIMEOUT_S)
-    assert stdout.startswith("DATA_LOSS: slice 1 is down")
+    assert client.stdout is not None
+    assert client.stdout.readline().startswith("DATA_LOSS: slice 1 is down")
     assert psutil.wait_procs([sidecar], timeout=TIMEOUT_S) == ([sidecar], [])
 
 
