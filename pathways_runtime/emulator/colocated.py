@@ -61,11 +61,7 @@ class CustomCall(PluginProgram):
     @property
     def outputs(self) -> list[Any]:
         """The outputs as the client described them."""
-        outputs = []
-        for spec in self._messages:
-            output = wire.ExecuteOutput(dtype=spec.dtype, shape=spec.shape, sharding=spec.sharding)
-            outputs.append(output)
-        return outputs
+        return [wire.ExecuteOutput(dtype=it.dtype, shape=it.shape, sharding=it.sharding) for it in self._messages]
 
 
 class Colocated(CustomCall):
