@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 from pathways_runtime import _contract
 from pw.backends.local import LocalBackend
 from pw.backends.local.processes import LOCAL_CONTAINER
-from pw.errors import BackendError, SpecError
+from pw.errors import BackendError
 from pw.faults import HANG, Fault
 from pw.specs import JobSpec
 from pw.status import JobState, LogQuery, PodStatus
@@ -114,8 +116,28 @@ def test_a_scratch_folder_and_an_image_are_found_where_none_are_named(local: Loc
     assert not settings.state_dir.exists()
 
 
-def test_colocated_python_is_refused_plainly(local: LocalBackend) -> None:
+COLOCATED = """
+import pathways_runtime
+pathways_runtime.initialize()
+import jax, numpy
+from jax.experimental import colocated_python
+
+@colocated_python.colocated_python
+def twice(x):
+    return x * 2
+
+host = colocated_python.colocated_cpu_devices(jax.devices())[0]
+print("twice", numpy.asarray(twice(jax.device_put(numpy.arange(3), host))).tolist())
+"""
+
+
+def test_a_job_with_a_sidecar_image_runs_colocated_python(local: LocalBackend, saw: Saw) -> None:
     image = "registry.example/sidecar:1"
-    spec = JobSpec(name="side", compute_type="v6e:1x1", command="true", pathways_colocated_python_sidecar_image=image)
-    with pytest.raises(SpecError, match="not emulated"):
-        local.plan(spec)
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(COLOCATED)}"
+    spec = JobSpec(name="side", compute_type="v6e:1x1", command=command, pathways_colocated_python_sidecar_image=image)
+    plan = local.plan(spec)
+    assert any("colocated" in note and image in note for note in plan.notes)
+    ref = local.submit(plan)
+    assert saw(local, ref, "twice ") == "twice [0, 2, 4]"
+    assert local.wait(ref, timeout_s=60).state == JobState.SUCCEEDED
+    assert _contract.SIDECAR_CONTAINER not in {each.name for pod in local.get(ref).pods for each in pod.containers}

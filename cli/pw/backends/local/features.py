@@ -144,11 +144,6 @@ def _check_name(name: Any, path: str) -> None:
 
 
 def _check_container(container: Object, path: str) -> None:
-    if container["name"] == _contract.SIDECAR_CONTAINER:
-        raise SpecError(
-            "colocated Python is not emulated by the local backend: leave out "
-            "--pathways-colocated-python-sidecar-image, or use --backend gke"
-        )
     if not container.get("command") and not images.is_emulated(container):
         raise SpecError(f"{path} has no command: what its image {container.get('image')!r} would run is not known here")
 
@@ -162,6 +157,12 @@ def _notes(manifest: Object) -> Iterator[str]:
     objects = list(_objects("manifest", manifest, "manifest"))
     containers = [value for kind, value, _ in objects if kind in ("container", "initContainer")]
     yield from notes_of_all.platforms(containers)
+    for container in containers:
+        if images.is_played_by_proxy(container):
+            yield (
+                f"{container['name']}: the emulator runs colocated Python itself, in processes with its own packages; "
+                f"{container['image']} is not used"
+            )
     mounted = {mount["mountPath"] for container in containers for mount in container.get("volumeMounts", ())}
     # What every job has, and what every machine has too.
     if other := mounted - {"/tmp", "/dev/shm"}:

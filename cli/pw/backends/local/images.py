@@ -47,7 +47,12 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
 
 def is_emulated(container: Mapping[str, Any]) -> bool:
     """Whether the emulator plays this container."""
-    return container["name"] in _MODULES
+    return container["name"] in _MODULES or is_played_by_proxy(container)
+
+
+def is_played_by_proxy(container: Mapping[str, Any]) -> bool:
+    """Whether the emulator's proxy starts itself, for each client, what this container would be: no process here."""
+    return bool(container["name"] == _contract.SIDECAR_CONTAINER)
 
 
 def server_port(container: Mapping[str, Any]) -> int | None:

@@ -31,7 +31,8 @@ class Pod:
         self._host = host
         self._policy: str = spec["restartPolicy"]
         self._grace_s = float(spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE_S))
-        self._inits = [(Container(init, key, meta, host), init) for init in spec.get("initContainers", ())]
+        inits = [init for init in spec.get("initContainers", ()) if not images.is_played_by_proxy(init)]
+        self._inits = [(Container(init, key, meta, host), init) for init in inits]
         self._mains = [Container(main, key, meta, host) for main in spec["containers"]]
         self._sidecars: list[tuple[Container, asyncio.Task[int]]] = []
         self._stopping = asyncio.Event()
