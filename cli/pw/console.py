@@ -157,6 +157,11 @@ class LogPrinter:
         return found
 
 
+def stdout_is_terminal() -> bool:
+    """Whether someone looks at stdout as it comes."""
+    return _is_terminal(sys.stdout)
+
+
 def _is_terminal(stream: Any) -> bool:
     return bool(stream.isatty())
 

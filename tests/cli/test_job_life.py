@@ -68,7 +68,7 @@ def test_a_failed_job_gives_its_exit_code_and_its_last_lines(run_pw: RunPw) -> N
     assert followed.out.startswith("local://fails\n")
     assert "/main | one\n" in followed.out and "/main | no such file\n" in followed.out
     assert "job 'fails' failed" in followed.err
-    assert "/main |" not in followed.err
+    assert "/main | no such file" in followed.err
     assert "pw job logs local://fails" in followed.err
 
     for arguments in (["wait"], ["logs", "-f", "--container", "pathways-rm"]):
@@ -150,6 +150,22 @@ def test_a_job_whose_reference_cannot_be_printed_is_told_of(run_pw: RunPw) -> No
     assert done.returncode == 1
     assert "job local://untold goes on" in done.stderr
     assert "error: cannot write to stdout" in done.stderr
+
+
+def test_last_lines_that_were_just_seen_are_not_shown_again(run_pw: RunPw) -> None:
+    assert run_pw(*submit("seen", "echo 'no such file'; exit 7", "--await-job-completion")).code == 7
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "pw", "job", "logs", "-f", "seen"]
+    with subprocess.Popen(command, stdout=its, stderr=its, env=os.environ | {"TERM": "dumb"}) as following:
+        os.close(its)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO once nothing has the terminal open
+            while more := os.read(ours, 1024):
+                shown += more
+        assert following.wait() == 7
+    os.close(ours)
+    assert shown.count(b"no such file") == 1
+    assert b"job 'seen' failed" in shown
 
 
 def test_sigterm_gives_the_terminal_its_cursor_back(run_pw: RunPw) -> None:

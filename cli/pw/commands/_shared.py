@@ -115,7 +115,8 @@ def follow(backend: Backend, ref: JobRef, query: LogQuery, *, timeout_s: int | N
     over."""
     with _deadline(ref, timeout_s):
         printed = print_logs(backend, ref, query, json=json)
-        end(backend, jobs.wait(backend, ref), shown=_contract.USER_CONTAINER in printed)
+        seen = _contract.USER_CONTAINER in printed and console.stdout_is_terminal()
+        end(backend, jobs.wait(backend, ref), seen=seen)
 
 
 def print_logs(backend: Backend, ref: JobRef, query: LogQuery, *, json: bool = False) -> set[str]:
@@ -129,10 +130,10 @@ def print_logs(backend: Backend, ref: JobRef, query: LogQuery, *, json: bool = F
     return printed
 
 
-def end(backend: Backend, found: JobStatus, *, shown: bool = False) -> None:
-    """Tells how a job ended, unless that is an error: raises JobFailedError, with the last lines of its command if
-    those were not `shown`."""
-    jobs.check(backend, found, tail=0 if shown else jobs.LAST_LINES)
+def end(backend: Backend, found: JobStatus, *, seen: bool = False) -> None:
+    """Tells how a job ended, unless that is an error: raises JobFailedError, with the last lines of its command unless
+    the user has just `seen` them."""
+    jobs.check(backend, found, tail=0 if seen else jobs.LAST_LINES)
     console.say(_draw.sentence(found))
 
 
