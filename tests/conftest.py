@@ -22,6 +22,10 @@ hypothesis.settings.register_profile("pw", deadline=None, suppress_health_check=
 hypothesis.settings.load_profile("pw")
 
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @dataclasses.dataclass(frozen=True)
 class Emulator:
     """A running emulator."""
