@@ -23,8 +23,9 @@ types: .venv/.dev
 imports: .venv/.dev
 	lint-imports
 
+# One process a core, of the two that CI has; each has an emulator of its own.
 pytest: .venv/.dev
-	pytest -q
+	pytest -q -n 2 --dist worksteal
 
 # What takes longer than a change can wait for.
 soak: .venv/.dev
