@@ -54,9 +54,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.soak
 def test_each_test_is_told_by_how_it_ended(checkout: Path) -> None:
     report = checkout / "report.json"
-    ended = run(checkout, "--modules=some", "--timeout-s=10", f"--report={report}", f"--logs={checkout / 'logs'}")
+    ended = run(checkout, "--modules=some", "--timeout-s=30", f"--report={report}", f"--logs={checkout / 'logs'}")
     assert ended.returncode == 0, ended.stderr
     outcomes = json.loads(report.read_text())["modules"]["some"]
     assert {test.partition("::test_")[2]: pair[0] for test, pair in outcomes["emulator"].items()} == {
