@@ -32,9 +32,10 @@ TRIES_PER_HOST = 4
 # with 0 because it was told to would make the JobSet complete. So its process group gets the signal, and 0 becomes 143.
 RUN_COMMAND = """\
 set -m
+child= terms=0 seen=-1
+trap 'terms=$((terms+1)); [ -z "$child" ] || kill -TERM -- "-$child" 2>/dev/null' TERM
 bash -c "$1" & child=$!
-terms=0 seen=-1
-trap 'terms=$((terms+1)); kill -TERM -- "-$child" 2>/dev/null' TERM
+if [ "$terms" != 0 ]; then kill -TERM -- "-$child" 2>/dev/null; fi
 while [ "$seen" != "$terms" ]; do seen=$terms; wait "$child" 2>/dev/null; code=$?; done
 if [ "$terms" != 0 ] && [ "$code" = 0 ]; then code=143; fi
 exit "$code"
