@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -11,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 Devices = list[jax.Device]
+Cut = Callable[[np.ndarray], np.ndarray]
 
 DTYPES = [
     np.bool_,
@@ -65,13 +68,13 @@ def test_every_shape_comes_back(devices: Devices, shape: tuple[int, ...]) -> Non
     [lambda a: a.T, lambda a: a.transpose(1, 2, 0), lambda a: a[::2, 1:, ::3], lambda a: a[:, 0], np.asfortranarray],
     ids=["transposed", "permuted", "strided", "column", "fortran"],
 )
-def test_host_arrays_that_are_not_contiguous_come_back(devices: Devices, cut) -> None:  # type: ignore[no-untyped-def]
+def test_host_arrays_that_are_not_contiguous_come_back(devices: Devices, cut: Cut) -> None:
     values = cut(np.arange(4 * 6 * 9, dtype=np.int32).reshape(4, 6, 9))
     assert identical(jax.device_put(values, devices[0]), values)
 
 
 @pytest.mark.parametrize("cut", [lambda a: a[::-1], lambda a: np.broadcast_to(a, (4, 3))], ids=["negative", "zero"])
-def test_strides_that_the_client_cannot_send_are_an_error(devices: Devices, cut) -> None:  # type: ignore[no-untyped-def]
+def test_strides_that_the_client_cannot_send_are_an_error(devices: Devices, cut: Cut) -> None:
     with pytest.raises(jax.errors.JaxRuntimeError, match="strides"):
         jax.device_put(cut(np.arange(3, dtype=np.int32)), devices[0])
 
